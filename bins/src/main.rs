@@ -1,0 +1,2 @@
+//! The `umbra` binary.
+fn main() {}

@@ -1,0 +1,3 @@
+//! The seam: which backends are compiled in.
+
+pub(crate) mod cpu;

@@ -1,0 +1,130 @@
+//! The optimizer's kernels: squares for the norm, and AdamW on a shard.
+
+use super::BLOCK;
+use crate::error::expect_len;
+use crate::precision::{Arithmetic, Rounding};
+use crate::{Error, Result, View, ViewMut};
+use std::ops::Range;
+
+/// `sums[b] = Σ x²` over block `b` of [`BLOCK`] elements (the last may be short), in f64, as a fixed pairwise sum:
+/// missing elements of a short block count as zeros, and 4096 values are halved down to one.
+#[derive(Debug)]
+pub struct SquaredNorm<'a> {
+    /// A shard that starts on a block border.
+    pub x: View<'a>,
+    /// One sum a block, overwritten.
+    pub sums: &'a mut [f64],
+}
+
+impl SquaredNorm<'_> {
+    pub(crate) fn check(&self) -> Result<()> {
+        expect_len("squared_norm", "sums", self.x.len().div_ceil(BLOCK), self.sums.len())
+    }
+}
+
+/// A run of shard elements that belong to one parameter and one block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// Where in the shard; never crosses a block border.
+    pub range: Range<usize>,
+    /// Which parameter, as a key for randomness (from its name, so it does not depend on the layout).
+    pub tensor: u64,
+    /// Index of the first element within that parameter.
+    pub first_index: u64,
+    /// Whether weight decay applies.
+    pub decay: bool,
+}
+
+/// The scalars of one step, in f64 as the engines hold them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamWScalars {
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// β₁.
+    pub beta1: f64,
+    /// β₂.
+    pub beta2: f64,
+    /// Added after the bias-corrected square root.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// t, from 1.
+    pub t: u64,
+    /// The factor gradients are multiplied by, in fp32; under [`Arithmetic::Bf16PerOp`] the product is rounded to bf16.
+    pub clip_coef: f32,
+    /// Seed of stochastic rounding.
+    pub seed: u64,
+}
+
+/// What a step did to one block of weights.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct BlockStats {
+    /// Weights whose fp32 update Δ (decay included) is not zero.
+    pub asked: u64,
+    /// Of those, the ones with R16(R16(w) + Δ) = R16(w).
+    pub swallowed: u64,
+    /// Σ applied·Δ, applied = new stored − old stored.
+    pub applied_dot: f64,
+    /// Σ Δ².
+    pub asked_sq: f64,
+}
+
+/// One AdamW step on a shard, per piece.
+///
+/// With `g` = clipped gradient, `bc1 = 1−β₁^t`, `bc2 = 1−β₂^t`:
+/// * [`Arithmetic::Fp32Torch`] (torch/optim/adam.py, single tensor): `p ← p·(1−lr·wd)`, `m ← m + (1−β₁)(g−m)`,
+///   `v ← v·β₂`, `v ← v + ((1−β₂)·g)·g`, `d ← √v/√bc2 + eps`, `p ← p − ((lr/bc1)·m)/d`, every operation fp32, scalars
+///   computed in f64 and rounded to fp32; stored with one rounding.
+/// * [`Arithmetic::Fp32Fused`] (DeepSpeed multi_tensor_adam.cu): `m = β₁m + (1−β₁)g`, `v = β₂v + (1−β₂)g·g`,
+///   `u = (m/bc1)/(√(v/bc2)+eps) + wd·p`, `p ← p − lr·u`, scalars fp32.
+/// * [`Arithmetic::Bf16PerOp`]: the torch order with a bf16 rounding after each operation listed above.
+///
+/// [`Rounding::Stochastic`] stores shadow, exp_avg and exp_avg_sq by [`crate::rng::stochastic_bf16`].
+///
+/// Statistics use Δ = −lr·wd·p − ((lr/bc1)·m)/d in fp32 from the new moments before their rounding to storage
+/// (under `Bf16PerOp`, from the stored ones).
+#[derive(Debug)]
+pub struct AdamW<'a> {
+    /// Weights of the shard, in and out.
+    pub shadow: ViewMut<'a>,
+    /// First moment, in and out.
+    pub exp_avg: ViewMut<'a>,
+    /// Second moment, in and out.
+    pub exp_avg_sq: ViewMut<'a>,
+    /// Accumulated gradient, not yet clipped.
+    pub grad: View<'a>,
+    /// The parts of the shard that hold weights (padding is in none), in order.
+    pub pieces: &'a [Piece],
+    /// Scalars of the step.
+    pub scalars: AdamWScalars,
+    /// How arithmetic rounds.
+    pub arithmetic: Arithmetic,
+    /// How results are stored.
+    pub rounding: Rounding,
+    /// One entry a block of the shard, overwritten.
+    pub stats: &'a mut [BlockStats],
+}
+
+impl AdamW<'_> {
+    pub(crate) fn check(&self) -> Result<()> {
+        let (op, n) = ("adamw", self.shadow.len());
+        expect_len(op, "exp_avg", n, self.exp_avg.len())?;
+        expect_len(op, "exp_avg_sq", n, self.exp_avg_sq.len())?;
+        expect_len(op, "grad", n, self.grad.len())?;
+        expect_len(op, "stats", n.div_ceil(BLOCK), self.stats.len())?;
+        let mut at = 0;
+        for p in self.pieces {
+            let one_block = p.range.is_empty() || p.range.start / BLOCK == (p.range.end - 1) / BLOCK;
+            if p.range.start < at || p.range.end > n || !one_block {
+                return Err(Error::Shape {
+                    op,
+                    what: "pieces",
+                    expected: format!("ordered ranges inside one block each, below {n}"),
+                    found: format!("{:?}", p.range),
+                });
+            }
+            at = p.range.end;
+        }
+        Ok(())
+    }
+}
