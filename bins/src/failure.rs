@@ -1,9 +1,10 @@
 //! The one error the binary shows: what was expected, what was found, where, and what to try, with its exit code.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Exit codes of the contract.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Exit {
     /// A fault of ours.
@@ -25,7 +26,7 @@ pub enum Exit {
 }
 
 /// A failure to show to the user on one screen.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// The process exit code.
     pub exit: Exit,

@@ -1,5 +1,21 @@
 //! The library behind the `umbra` binary: the only crate that reads files, the environment or the clock, parses, prints.
 
+pub mod bench;
+pub mod cli;
+pub mod data;
 pub mod failure;
+pub mod generate;
+pub mod host;
+pub mod launch;
+pub mod memory;
+pub mod metrics;
+pub mod hf;
+pub mod plan;
+pub mod progress;
+pub mod run;
+pub mod source;
+pub mod svg;
+pub mod table;
+pub mod tiny;
 
 pub use failure::{Exit, Failure, Result};

@@ -4,6 +4,7 @@
 //! a kernel's length always comes from the slice it was given, never from a second argument. A device backend adds one
 //! variant here.
 
+use crate::dtype::Element;
 use crate::{DType, Error, Result};
 use half::bf16;
 use memmap2::{Advice, MmapMut};
@@ -25,7 +26,8 @@ impl Buffer {
     pub fn zeros(dtype: DType, len: usize, what: &'static str) -> Result<Self> {
         let bytes = len.checked_mul(dtype.size()).filter(|b| *b <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| Error::Memory { bytes: usize::MAX, what, reason: "too large".to_owned() })?;
-        let memory = MmapMut::map_anon(bytes.max(1)).map_err(|e| Error::Memory { bytes, what, reason: e.to_string() })?;
+        let memory =
+            MmapMut::map_anon(bytes.max(1)).map_err(|e| Error::Memory { bytes, what, reason: e.to_string() })?;
         if bytes >= HUGE_PAGE {
             // Only a wish: a kernel without transparent huge pages answers with an error and normal pages serve as well.
             let _ = memory.advise(Advice::HugePage);
@@ -192,6 +194,17 @@ impl<'a> View<'a> {
         each_dtype!(self, s => bytemuck::cast_slice(s))
     }
 
+    /// The slice as elements of `E`, or an error naming the operation and argument if the dtype is another.
+    ///
+    /// # Errors
+    /// [`Error::DType`].
+    pub fn typed<E: Element>(&self, op: &'static str, what: &'static str) -> Result<&'a [E]> {
+        if self.dtype() != E::DTYPE {
+            return Err(Error::DType { op, what, expected: E::DTYPE.name().to_owned(), found: self.dtype() });
+        }
+        Ok(each_dtype!(self, s => bytemuck::cast_slice(s)))
+    }
+
     /// The fp32 slice, or an error naming the operation and argument.
     pub fn f32(&self, op: &'static str, what: &'static str) -> Result<&'a [f32]> {
         match self {
@@ -275,6 +288,17 @@ impl<'a> ViewMut<'a> {
             ViewMut::F32(s) => s.fill(0.0),
             ViewMut::Bf16(s) => s.fill(bf16::ZERO),
         }
+    }
+
+    /// The slice as elements of `E`, or an error naming the operation and argument if the dtype is another.
+    ///
+    /// # Errors
+    /// [`Error::DType`].
+    pub fn typed<E: Element>(self, op: &'static str, what: &'static str) -> Result<&'a mut [E]> {
+        if self.dtype() != E::DTYPE {
+            return Err(Error::DType { op, what, expected: E::DTYPE.name().to_owned(), found: self.dtype() });
+        }
+        Ok(each_dtype!(mut self, s => bytemuck::cast_slice_mut(s)))
     }
 
     /// The fp32 slice, or an error naming the operation and argument.

@@ -9,6 +9,7 @@ pub mod buffer;
 pub mod device;
 pub mod dtype;
 pub mod error;
+pub mod gemm_log;
 pub mod ops;
 pub mod precision;
 pub mod rng;

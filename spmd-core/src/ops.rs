@@ -16,7 +16,7 @@ mod reduce;
 mod rope;
 mod swiglu;
 
-pub use attention::{Attention, AttentionBackward, AttentionShape};
+pub use attention::{Attention, AttentionBackward, AttentionCached, AttentionShape};
 pub use elementwise::{Accumulate, Add, Cast};
 pub use embedding::{EmbeddingBackward, EmbeddingForward};
 pub use linear::{LinearBackwardInput, LinearBackwardWeight, LinearForward};
@@ -46,6 +46,7 @@ macro_rules! every_op {
             rope(Rope),
             attention_forward(Attention),
             attention_backward(AttentionBackward),
+            attention_cached(AttentionCached),
             swiglu_forward(SwiGluForward),
             swiglu_backward(SwiGluBackward),
             add(Add),

@@ -48,6 +48,14 @@ impl Stream {
         self.block(index / 4)[(index % 4) as usize]
     }
 
+    /// The blocks from `first_block` on: [`Stream::block`] of each, in a loop that runs on vectors.
+    #[inline(always)]
+    pub(crate) fn fill(&self, first_block: u64, blocks: &mut [[u32; 4]]) {
+        for (i, out) in blocks.iter_mut().enumerate() {
+            *out = self.block(first_block + i as u64);
+        }
+    }
+
     /// A number in [0, 1) with 53 random bits, from the first two words of block `index`.
     pub fn f64(&self, index: u64) -> f64 {
         let [a, b, ..] = self.block(index);
@@ -87,6 +95,19 @@ pub fn philox(mut c: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     c
 }
 
+/// `x` rounded to one of its two bf16 neighbours, away from zero with the probability of its distance from the
+/// nearer-to- zero one in units of their gap: the low 16 bits of `random`, uniform, are added below the bf16 mantissa
+/// and the sum is truncated. A value bf16 holds exactly stays itself, ±∞ and NaN stay what they are, and the sign
+/// never changes. A finite value beyond the largest bf16 may become ±∞ of its sign, as nearest rounding has it too.
+#[inline(always)]
+pub fn stochastic_bf16(x: f32, random: u32) -> f32 {
+    let bits = x.to_bits();
+    // The largest finite pattern is 0x7f7f_ffff: adding 0xffff carries at most into 0x7f80_0000, never into the sign.
+    let rounded = bits.wrapping_add(random & 0xffff) & 0xffff_0000;
+    let kept = if x.is_nan() { (bits | 0x0040_0000) & 0xffff_0000 } else { bits };
+    f32::from_bits(if x.is_finite() { rounded } else { kept })
+}
+
 /// The finaliser of SplitMix64 after one step: a bijection that spreads every bit.
 pub fn mix(x: u64) -> u64 {
     let z = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -95,6 +116,7 @@ pub fn mix(x: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+#[inline(always)]
 fn halves(x: u64) -> [u32; 2] {
     [x as u32, (x >> 32) as u32]
 }
@@ -112,6 +134,57 @@ mod tests {
             philox([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]),
             [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
         );
+    }
+
+    #[test]
+    fn filled_blocks_are_the_single_blocks() {
+        let s = Stream::new(11, Purpose::RoundShadow, tensor_key("w"), 3);
+        // Across a carry into the high word of the counter, and a number of blocks that no vector width divides.
+        for first in [0, 5, (1 << 32) - 7] {
+            let mut blocks = [[0; 4]; 35];
+            s.fill(first, &mut blocks);
+            for (i, b) in blocks.iter().enumerate() {
+                assert_eq!(*b, s.block(first + i as u64));
+            }
+        }
+    }
+
+    #[test]
+    fn stochastic_rounding_keeps_exact_values_and_takes_neighbours() {
+        for high in 0..=u16::MAX {
+            let exact = f32::from_bits((high as u32) << 16);
+            for random in [0, 1, 0x8000, 0xffff, u32::MAX] {
+                let kept = stochastic_bf16(exact, random);
+                assert!(kept.to_bits() == exact.to_bits() || (exact.is_nan() && kept.is_nan()), "{exact:?}");
+            }
+            if !exact.is_finite() {
+                continue;
+            }
+            let (down, up) = ((high as u32) << 16, (high as u32 + 1) << 16);
+            for low in [1u32, 0x7fff, 0x8000, 0xffff] {
+                let x = f32::from_bits(down | low);
+                // Up exactly when low + random carries: for `low` of the 65,536 random values.
+                assert_eq!(stochastic_bf16(x, 0xffff - low).to_bits(), down);
+                assert_eq!(stochastic_bf16(x, 0x1_0000 - low).to_bits(), up);
+                assert_eq!(stochastic_bf16(x, 0xabcd_0000).to_bits(), down);
+                assert_eq!(stochastic_bf16(x, 0xffff).to_bits(), up);
+            }
+        }
+        assert!(stochastic_bf16(f32::from_bits(0x7f80_0001), 0xffff).is_nan());
+        assert_eq!(stochastic_bf16(f32::MAX, 0xffff), f32::INFINITY);
+        assert_eq!(stochastic_bf16(f32::MIN, 0xffff), f32::NEG_INFINITY);
+    }
+
+    #[test]
+    fn stochastic_rounding_is_unbiased() {
+        let n = 20_000;
+        for (i, x) in [1.001f32, -0.37, 3.3e-5, -1234.5].into_iter().enumerate() {
+            let gap = (stochastic_bf16(x, 0xffff) - stochastic_bf16(x, 0)).abs() as f64;
+            let draw = |seed| stochastic_bf16(x, Stream::new(seed, Purpose::RoundShadow, i as u64, 1).u32(9)) as f64;
+            let mean = (0..n).map(draw).sum::<f64>() / n as f64;
+            // One draw has standard deviation at most gap/2; four standard errors of the mean.
+            assert!((mean - x as f64).abs() < 4.0 * gap / 2.0 / (n as f64).sqrt(), "{x}: {mean}");
+        }
     }
 
     #[test]

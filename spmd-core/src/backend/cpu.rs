@@ -2,16 +2,28 @@
 //! shape alone, so the number of threads changes no bit.
 
 mod attention;
+#[cfg(test)]
+mod bounds;
+mod cached;
 mod elementwise;
 mod embedding;
 mod gemm;
 mod loss;
+mod math;
+mod matrix;
 mod norm;
 mod optimizer;
 mod reduce;
 mod rope;
+mod scratch;
 mod swiglu;
+#[cfg(test)]
+mod testing;
 mod threads;
+
+pub(crate) use gemm::sgemm;
+pub(crate) use matrix::{MatMut, Operand};
+pub use scratch::scratch_bytes;
 
 use crate::Result;
 use crate::ops::*;
@@ -53,6 +65,7 @@ delegate! {
     norm: rms_norm_forward(RmsNormForward), rms_norm_backward(RmsNormBackward);
     rope: rope(Rope);
     attention: attention_forward(Attention), attention_backward(AttentionBackward);
+    cached: attention_cached(AttentionCached);
     swiglu: swiglu_forward(SwiGluForward), swiglu_backward(SwiGluBackward);
     elementwise: add(Add), accumulate(Accumulate), cast(Cast);
     loss: cross_entropy(CrossEntropy);

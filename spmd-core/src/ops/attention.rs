@@ -96,3 +96,40 @@ impl AttentionBackward<'_> {
         expect_len(op, "d_qkv", self.qkv.len(), self.d_qkv.len())
     }
 }
+
+/// Attention of one new row against a cache: every one of the `len` cached keys is visible. `out[h] = R(Σ_j softmax_j(q·k_j /
+/// √d) v_j)`, scores and probabilities fp32. The order of the cache's slots is free (a rolling cache needs no sorting).
+#[derive(Debug)]
+pub struct AttentionCached<'a> {
+    /// Rotated queries `[H·d]`.
+    pub q: View<'a>,
+    /// Rotated keys, at least `[len, K·d]`.
+    pub keys: View<'a>,
+    /// Values, same shape.
+    pub values: View<'a>,
+    /// `[H·d]`.
+    pub out: ViewMut<'a>,
+    /// Cached rows.
+    pub len: usize,
+    /// `K`.
+    pub kv_heads: usize,
+    /// `d`.
+    pub head_dim: usize,
+}
+
+impl AttentionCached<'_> {
+    pub(crate) fn check(&self) -> Result<()> {
+        let (op, row) = ("attention_cached", self.kv_heads * self.head_dim);
+        expect_len(op, "out", self.q.len(), self.out.len())?;
+        expect_len(op, "values", self.keys.len(), self.values.len())?;
+        if row == 0 || self.q.len() % row != 0 || self.len == 0 || self.keys.len() < self.len * row {
+            return Err(Error::Shape {
+                op,
+                what: "keys",
+                expected: format!("at least {} (and at least 1) rows of {row}, a divisor of the queries", self.len),
+                found: format!("{} elements for {} queries", self.keys.len(), self.q.len()),
+            });
+        }
+        Ok(())
+    }
+}

@@ -7,7 +7,8 @@ use crate::{Error, Result, View, ViewMut};
 use std::ops::Range;
 
 /// `sums[b] = Σ x²` over block `b` of [`BLOCK`] elements (the last may be short), in f64, as a fixed pairwise sum:
-/// missing elements of a short block count as zeros, and 4096 values are halved down to one.
+/// missing elements of a short block count as zeros, and 4096 values are halved down to one, value `i` of the lower
+/// half taking value `i` of the upper half each time.
 #[derive(Debug)]
 pub struct SquaredNorm<'a> {
     /// A shard that starts on a block border.
@@ -82,7 +83,8 @@ pub struct BlockStats {
 /// [`Rounding::Stochastic`] stores shadow, exp_avg and exp_avg_sq by [`crate::rng::stochastic_bf16`].
 ///
 /// Statistics use Δ = −lr·wd·p − ((lr/bc1)·m)/d in fp32 from the new moments before their rounding to storage
-/// (under `Bf16PerOp`, from the stored ones).
+/// (under `Bf16PerOp`, from the stored ones); under `Fp32Fused` it is that form's own −lr·u, the same in exact
+/// arithmetic.
 #[derive(Debug)]
 pub struct AdamW<'a> {
     /// Weights of the shard, in and out.

@@ -1,0 +1,173 @@
+//! The flags of `umbra train`.
+//!
+//! Every value is optional here, so that [`crate::plan`] can tell a flag from a default; defaults live there, and a test
+//! holds the figures in these help texts to them.
+
+use super::values::{self, DeviceArg, Recompute, ResumeArg, ScheduleKind, Switch};
+use clap::Args;
+use spmd_core::Policy;
+use std::path::PathBuf;
+
+const MODEL: &str = "Model and data";
+const BATCH: &str = "Batch and length";
+const OPTIMIZER: &str = "Optimizer";
+const SCHEDULE: &str = "Schedule";
+const PRECISION: &str = "Precision";
+const LAYOUT: &str = "Layout";
+const OUTPUT: &str = "Output";
+
+/// `umbra train`, as written.
+#[derive(Debug, Clone, Default, Args)]
+#[command(after_help = "\
+Examples:
+  umbra train
+      Alone: the embedded tiny model learns the embedded text in under a minute.
+      Results go to umbra-out/.
+  mpirun -n 4 umbra train --policy low-sr --steps 100 --out try-low-sr
+      Four ranks share the weights, gradients and optimizer state (ZeRO-3);
+      each reads rows of its own.
+  mpirun -n 2 umbra train --model DIR --data train.jsonl --lr 1e-5 --epochs 1
+      Fine-tune a Hugging Face folder; umbra-out/model is a Hugging Face folder again.
+
+The learning rate is never scaled by the number of ranks. If the loss does not move,
+look at `swallowed`: the share of weight updates that rounding threw away.")]
+pub struct TrainArgs {
+    /// A Hugging Face model folder, or `tiny` for the embedded one [default: tiny]
+    #[arg(long, value_name = "DIR|tiny", visible_alias = "model-name-or-path", help_heading = MODEL)]
+    pub model: Option<PathBuf>,
+    /// Rows to train on: JSONL with input_ids or text, or plain text [default: the embedded text]
+    #[arg(long, value_name = "FILE", num_args = 1.., visible_alias = "train-file", help_heading = MODEL)]
+    pub data: Vec<PathBuf>,
+    /// Read rows in the order of the files
+    #[arg(long, help_heading = MODEL)]
+    pub no_shuffle: bool,
+    /// Put several rows into one sequence [default: off]
+    #[arg(long, value_name = "on|off", help_heading = MODEL, hide_possible_values = true)]
+    pub pack: Option<Switch>,
+    /// Rows to evaluate on (not built yet)
+    #[arg(long, value_name = "FILE", num_args = 1.., help_heading = MODEL)]
+    pub eval_data: Vec<PathBuf>,
+    /// Evaluate every N steps (not built yet)
+    #[arg(long, value_name = "N", visible_alias = "eval-steps", help_heading = MODEL)]
+    pub eval_every: Option<u64>,
+    /// DeepSpeed JSON, Accelerate YAML or umbra TOML (not built yet)
+    #[arg(long, value_name = "FILE", num_args = 1.., help_heading = MODEL)]
+    pub config: Vec<PathBuf>,
+    /// Let a flag win over a configuration file that contradicts it (not built yet)
+    #[arg(long = "override", value_name = "KEY", num_args = 1.., help_heading = MODEL)]
+    pub overrides: Vec<String>,
+
+    /// Rows of a micro-batch, per rank [default: 1]
+    #[arg(long, value_name = "N", visible_alias = "per-device-train-batch-size", help_heading = BATCH)]
+    pub micro_batch: Option<usize>,
+    /// Micro-batches added up before each optimizer step [default: 1]
+    #[arg(long, value_name = "N", visible_alias = "gradient-accumulation-steps", help_heading = BATCH)]
+    pub accum: Option<usize>,
+    /// Rows of a step over all ranks; sets --accum
+    #[arg(long, value_name = "N", help_heading = BATCH)]
+    pub global_batch: Option<usize>,
+    /// Tokens of the longest row [default: 512, or the model's limit if smaller]
+    #[arg(long, value_name = "N", visible_alias = "max-length", alias = "max-seq-length", help_heading = BATCH)]
+    pub seq_len: Option<usize>,
+    /// Optimizer steps to take
+    #[arg(long, value_name = "N", visible_alias = "max-steps", help_heading = BATCH)]
+    pub steps: Option<u64>,
+    /// Passes over the data, when --steps is not given [default: 1]
+    #[arg(long, value_name = "X", visible_alias = "num-train-epochs", help_heading = BATCH, allow_hyphen_values = true)]
+    pub epochs: Option<f64>,
+    /// Seed of the shuffle, fresh weights and stochastic rounding [default: 0]
+    #[arg(long, value_name = "N", help_heading = BATCH)]
+    pub seed: Option<u64>,
+
+    /// The rate after warm-up; 0 is a valid run [default: 1e-5]
+    #[arg(long, value_name = "X", visible_alias = "learning-rate", help_heading = OPTIMIZER, allow_hyphen_values = true)]
+    pub lr: Option<f64>,
+    /// AdamW's decay of the running mean of gradients [default: 0.9]
+    #[arg(long, value_name = "X", visible_alias = "adam-beta1", help_heading = OPTIMIZER, allow_hyphen_values = true)]
+    pub beta1: Option<f64>,
+    /// AdamW's decay of the running mean of squared gradients [default: 0.999]
+    #[arg(long, value_name = "X", visible_alias = "adam-beta2", help_heading = OPTIMIZER, allow_hyphen_values = true)]
+    pub beta2: Option<f64>,
+    /// Added to AdamW's denominator [default: 1e-8]
+    #[arg(long, value_name = "X", visible_alias = "adam-epsilon", help_heading = OPTIMIZER, allow_hyphen_values = true)]
+    pub eps: Option<f64>,
+    /// AdamW's decoupled weight decay, on matrices [default: 0]
+    #[arg(long, value_name = "X", help_heading = OPTIMIZER, allow_hyphen_values = true)]
+    pub weight_decay: Option<f64>,
+    /// Decay the gains of the norms too
+    #[arg(long, help_heading = OPTIMIZER)]
+    pub decay_norms: bool,
+    /// Scale the gradient down to this norm if it is longer; 0 is off [default: 1]
+    #[arg(long, value_name = "X", visible_alias = "max-grad-norm", help_heading = OPTIMIZER, allow_hyphen_values = true)]
+    pub clip: Option<f64>,
+
+    /// The rate's course after warm-up [default: constant]
+    #[arg(long, value_name = "NAME", visible_alias = "lr-scheduler-type", help_heading = SCHEDULE)]
+    pub schedule: Option<ScheduleKind>,
+    /// Where linear, cosine and wsd end [default: 0]
+    #[arg(long, value_name = "X", help_heading = SCHEDULE, allow_hyphen_values = true)]
+    pub min_lr: Option<f64>,
+    /// Steps of linear warm-up; step s uses lr·min(1, (s+1)/N) [default: 0]
+    #[arg(long, value_name = "N", help_heading = SCHEDULE)]
+    pub warmup_steps: Option<u64>,
+    /// The same as a share of the run
+    #[arg(long, value_name = "X", help_heading = SCHEDULE, allow_hyphen_values = true)]
+    pub warmup_ratio: Option<f64>,
+    /// Steps over which wsd decays [default: the last 20 % of the run]
+    #[arg(long, value_name = "N", help_heading = SCHEDULE)]
+    pub decay_steps: Option<u64>,
+
+    /// Which dtype each number is kept in [default: shadow]
+    #[arg(long, value_name = "NAME", value_parser = values::policy(), help_heading = PRECISION)]
+    pub policy: Option<Policy>,
+
+    /// ZeRO stage: what is sharded [default: 3: weights, gradients and optimizer state] (others not built yet)
+    #[arg(long, value_name = "0..3", help_heading = LAYOUT)]
+    pub stage: Option<u8>,
+    /// Ranks that share one copy of the state [default: all] (others not built yet)
+    #[arg(long, value_name = "N", help_heading = LAYOUT)]
+    pub shard_group: Option<usize>,
+    /// Canonical ranks, which fix the order of every sum [default: the number of ranks] (others not built yet)
+    #[arg(long, value_name = "N", help_heading = LAYOUT)]
+    pub lanes: Option<usize>,
+    /// Go on with a layout that changes the result's bits (not built yet)
+    #[arg(long, help_heading = LAYOUT)]
+    pub allow_different_bits: bool,
+    /// What the backward pass computes again [default: none] (block is not built yet)
+    #[arg(long, value_name = "none|block", help_heading = LAYOUT, hide_possible_values = true)]
+    pub recompute: Option<Recompute>,
+    /// Release gathered weights between forward and backward [default: on] (off is not built yet)
+    #[arg(long, value_name = "on|off", help_heading = LAYOUT, hide_possible_values = true)]
+    pub reshard_after_forward: Option<Switch>,
+    /// Threads of this rank [default: the cores it may use]
+    #[arg(long, value_name = "N", help_heading = LAYOUT)]
+    pub threads: Option<usize>,
+    /// What computes [default: cpu] (cuda is not built yet)
+    #[arg(long, value_name = "cpu|cuda", help_heading = LAYOUT, hide_possible_values = true)]
+    pub device: Option<DeviceArg>,
+
+    /// Folder for run.json, metrics.jsonl and model/ [default: umbra-out]
+    #[arg(long, value_name = "DIR", visible_alias = "output-dir", help_heading = OUTPUT)]
+    pub out: Option<PathBuf>,
+    /// Show progress every N steps; metrics.jsonl has every step [default: 1]
+    #[arg(long, value_name = "N", visible_alias = "logging-steps", help_heading = OUTPUT)]
+    pub log_every: Option<u64>,
+    /// Write logits and every gradient of the first step here, as safetensors
+    #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
+    pub dump: Option<PathBuf>,
+    /// Save a checkpoint every N steps (not built yet)
+    #[arg(long, value_name = "N", visible_alias = "save-steps", help_heading = OUTPUT)]
+    pub save_every: Option<u64>,
+    /// Checkpoints kept [default: 2] (others not built yet)
+    #[arg(long, value_name = "N", visible_alias = "save-total-limit", help_heading = OUTPUT)]
+    pub keep: Option<u64>,
+    /// Continue from: auto, never or a checkpoint [default: auto] (a folder is not built yet)
+    #[arg(long, value_name = "auto|never|DIR", visible_alias = "resume-from-checkpoint", help_heading = OUTPUT)]
+    pub resume: Option<ResumeArg>,
+    /// Hash the whole state every N steps (not built yet)
+    #[arg(long, value_name = "N", help_heading = OUTPUT)]
+    pub hash_every: Option<u64>,
+    /// Write TensorBoard events (not built yet)
+    #[arg(long, help_heading = OUTPUT)]
+    pub tensorboard: bool,
+}

@@ -1,0 +1,200 @@
+//! `metrics.jsonl`: one JSON object a step, readable while the run goes on.
+
+use crate::{Failure, Result};
+use serde::Serialize;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// What one step reports. Floats are written with the fewest digits that read back to the same bits; a value that is not
+/// finite is written as null, because JSON has no word for it.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct StepRecord {
+    /// From 0.
+    pub step: u64,
+    /// Mean over the supervised tokens of the whole step, all ranks.
+    pub loss: f64,
+    /// Of the whole gradient, before clipping.
+    pub grad_norm: f64,
+    /// What the gradient was multiplied by.
+    pub clip_coef: f64,
+    /// The learning rate of this step.
+    pub lr: f64,
+    /// Of the weights with an update that is not zero, the share whose bf16 value does not change; none if every update
+    /// is zero.
+    pub swallowed: Option<f64>,
+    /// Movement made over movement asked for, Σ(applied·Δ)/ΣΔ²; none if every update is zero.
+    pub arrived: Option<f64>,
+    /// Tokens since the start of the run, without padding.
+    pub tokens: u64,
+    /// Targets of this step.
+    pub supervised: u64,
+    /// Tokens per second, all ranks.
+    pub tps: f64,
+    /// Tokens per second of one rank.
+    pub tps_per_rank: f64,
+    /// 10¹² floating-point operations a second, all ranks: 6·(weights of matrix products)·tokens + attention as computed.
+    pub tflops: f64,
+    /// Share of the machine's measured peak; none if no peak was measured.
+    pub mfu: Option<f64>,
+    /// The whole step, in milliseconds.
+    pub step_ms: f64,
+    /// Waiting for data.
+    pub data_ms: f64,
+    /// Waiting for other ranks (communication that computing did not hide).
+    pub comm_ms: f64,
+    /// Norm, clipping and AdamW.
+    pub optim_ms: f64,
+    /// Resident memory of the largest rank, in 2³⁰ bytes; none where the system does not say.
+    pub mem_gib: Option<f64>,
+    /// What the start-up table predicted for it.
+    pub mem_plan_gib: f64,
+    /// Passes over the data so far, with fraction.
+    pub epoch: f64,
+    /// Predicted seconds to the end of the run.
+    pub eta_s: f64,
+}
+
+impl StepRecord {
+    /// Appends the record as one line, newline included, to `line`.
+    ///
+    /// # Errors
+    /// None in practice: every field has a JSON form.
+    fn append_to(&self, line: &mut Vec<u8>) -> std::io::Result<()> {
+        serde_json::to_writer(&mut *line, self)?;
+        line.push(b'\n');
+        Ok(())
+    }
+}
+
+/// Writes records to `metrics.jsonl`, each with one write, so that a reader never sees half a line for long.
+#[derive(Debug)]
+pub struct MetricsWriter {
+    file: File,
+    path: PathBuf,
+    line: Vec<u8>,
+}
+
+impl MetricsWriter {
+    /// Opens `metrics.jsonl` in the run folder for appending; it is created if missing.
+    ///
+    /// # Errors
+    /// A disk failure (exit 7).
+    pub fn open(folder: &Path) -> Result<Self> {
+        let path = folder.join("metrics.jsonl");
+        let file = OpenOptions::new().create(true).append(true).open(&path).map_err(|e| {
+            Failure::disk("metrics.jsonl cannot be opened")
+                .at(path.display())
+                .found(e)
+                .hint("a folder that exists and may be written, with --out")
+        })?;
+        Ok(MetricsWriter { file, path, line: Vec::with_capacity(1024) })
+    }
+
+    /// Appends one record; it has reached the operating system when this returns.
+    ///
+    /// # Errors
+    /// A disk failure (exit 7).
+    pub fn write(&mut self, record: &StepRecord) -> Result<()> {
+        self.line.clear();
+        record.append_to(&mut self.line).and_then(|()| self.file.write_all(&self.line)).map_err(|e| {
+            Failure::disk(format!("the metrics of step {} could not be written", record.step))
+                .at(self.path.display())
+                .found(e)
+                .hint("free space on this disk, or another --out")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    fn record() -> StepRecord {
+        StepRecord {
+            step: 3,
+            loss: 6.326_971_530_914_307,
+            grad_norm: f64::from(0.1_f32),
+            clip_coef: 1.0,
+            lr: 1e-5,
+            swallowed: Some(0.978_125),
+            arrived: Some(1.0),
+            tokens: 4096,
+            supervised: 1020,
+            tps: 1.0 / 3.0,
+            mem_gib: Some(0.5),
+            eta_s: 12.25,
+            ..StepRecord::default()
+        }
+    }
+
+    #[test]
+    fn a_line_has_every_metric_in_order_and_floats_survive() {
+        let mut line = Vec::new();
+        record().append_to(&mut line).unwrap();
+        assert_eq!(line.pop(), Some(b'\n'));
+        assert!(!line.contains(&b'\n'));
+        let value: Value = serde_json::from_slice(&line).unwrap();
+        let names: Vec<&str> = value.as_object().unwrap().keys().map(String::as_str).collect();
+        let contract = "step loss grad_norm clip_coef lr swallowed arrived tokens supervised tps tps_per_rank tflops mfu \
+                        step_ms data_ms comm_ms optim_ms mem_gib mem_plan_gib epoch eta_s";
+        assert_eq!(names, contract.split_whitespace().collect::<Vec<_>>());
+        let r = record();
+        for (name, x) in [("loss", r.loss), ("grad_norm", r.grad_norm), ("lr", r.lr), ("tps", r.tps)] {
+            assert_eq!(value[name].as_f64().unwrap().to_bits(), x.to_bits(), "{name}");
+        }
+        assert_eq!(value["step"], 3);
+        assert_eq!(value["supervised"], 1020);
+        assert_eq!(value["mfu"], Value::Null);
+    }
+
+    #[test]
+    fn what_is_not_finite_or_not_there_is_null() {
+        let mut line = Vec::new();
+        let bad = StepRecord { loss: f64::NAN, grad_norm: f64::INFINITY, swallowed: None, ..record() };
+        bad.append_to(&mut line).unwrap();
+        let value: Value = serde_json::from_slice(&line).unwrap();
+        for name in ["loss", "grad_norm", "swallowed"] {
+            assert_eq!(value[name], Value::Null, "{name}");
+        }
+        assert_eq!(value["arrived"], 1.0);
+    }
+
+    #[test]
+    fn lines_are_appended_and_visible_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut writer = MetricsWriter::open(folder.path()).unwrap();
+        for step in 0..2 {
+            writer.write(&StepRecord { step, ..record() }).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count() as u64, step + 1);
+        }
+        drop(writer);
+        MetricsWriter::open(folder.path()).unwrap().write(&StepRecord { step: 2, ..record() }).unwrap();
+        let steps: Vec<u64> = std::fs::read_to_string(&path)
+            .unwrap()
+            .lines()
+            .map(|l| serde_json::from_str::<Value>(l).unwrap()["step"].as_u64().unwrap())
+            .collect();
+        assert_eq!(steps, [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_a_disk_failure() {
+        let folder = tempfile::tempdir().unwrap();
+        let failure = MetricsWriter::open(&folder.path().join("missing")).unwrap_err();
+        assert_eq!(failure.exit, crate::Exit::Disk);
+        assert!(failure.place.unwrap().ends_with("missing/metrics.jsonl"));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_is_a_disk_failure_that_names_the_step() {
+        let file = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut writer = MetricsWriter { file, path: "metrics.jsonl".into(), line: Vec::new() };
+        let failure = writer.write(&record()).unwrap_err();
+        assert_eq!(failure.exit, crate::Exit::Disk);
+        assert!(failure.what.contains("step 3"));
+    }
+}

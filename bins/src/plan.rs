@@ -1,0 +1,320 @@
+//! The run, resolved: every setting has a value and an origin, and nothing is left to decide.
+//!
+//! What was written is [`TrainArgs`]; [`RunPlan::resolve`] turns it into a [`RunPlan`] or a sentence about what is wrong.
+//! Code after start-up sees only the plan.
+
+mod checks;
+mod refuse;
+
+use crate::cli::{ResumeArg, ScheduleKind, TrainArgs};
+use crate::{Failure, Result};
+use serde::Serialize;
+use serde_json::{Value, json};
+use spmd_core::Policy;
+use std::path::PathBuf;
+
+/// What is set when nothing is: the values `--help` states.
+pub mod defaults {
+    /// `--lr`.
+    pub const LR: f64 = 1e-5;
+    /// `--beta1`.
+    pub const BETA1: f64 = 0.9;
+    /// `--beta2`.
+    pub const BETA2: f64 = 0.999;
+    /// `--eps`.
+    pub const EPS: f64 = 1e-8;
+    /// `--clip`.
+    pub const CLIP: f64 = 1.0;
+    /// `--epochs`.
+    pub const EPOCHS: f64 = 1.0;
+    /// `--seq-len`, unless the model's limit is smaller.
+    pub const SEQ_LEN: usize = 512;
+    /// `--out`.
+    pub const OUT: &str = "umbra-out";
+    /// `--keep`.
+    pub const KEEP: u64 = 2;
+}
+
+/// What a run without model and data uses in place of the defaults, so that it visibly learns in under a minute.
+pub mod preset {
+    /// `--steps`.
+    pub const STEPS: u64 = 200;
+    /// `--lr`.
+    pub const LR: f64 = 2e-3;
+    /// `--warmup-ratio`.
+    pub const WARMUP_RATIO: f64 = 0.05;
+    /// `--micro-batch`.
+    pub const MICRO_BATCH: usize = 4;
+    /// `--seq-len`.
+    pub const SEQ_LEN: usize = 128;
+}
+
+/// Where a setting's value came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// The command line.
+    Flag,
+    /// Nobody set it.
+    Default,
+    /// The preset of a run without model and data.
+    Preset,
+}
+
+/// Which model is trained.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ModelSource {
+    /// The embedded one.
+    Tiny,
+    /// A Hugging Face folder.
+    Folder(PathBuf),
+}
+
+impl From<PathBuf> for ModelSource {
+    /// `tiny` is the embedded model; a folder of that name is spelled `./tiny`.
+    fn from(path: PathBuf) -> Self {
+        if path.as_os_str() == "tiny" { ModelSource::Tiny } else { ModelSource::Folder(path) }
+    }
+}
+
+/// How long a run is.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Length {
+    /// Optimizer steps.
+    Steps(u64),
+    /// Passes over the data.
+    Epochs(f64),
+}
+
+/// How long the learning rate warms up.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Warmup {
+    /// Optimizer steps.
+    Steps(u64),
+    /// A share of the run, rounded up to whole steps.
+    Ratio(f64),
+}
+
+/// Whether a run may continue an earlier one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Resume {
+    /// Yes, if the output folder holds one.
+    Auto,
+    /// No; a used output folder is refused.
+    Never,
+}
+
+/// A validated run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RunPlan {
+    /// The model.
+    pub model: ModelSource,
+    /// Files of rows; none means the embedded text.
+    pub data: Vec<PathBuf>,
+    /// Which dtype each role has.
+    #[serde(serialize_with = "name_of")]
+    pub policy: Policy,
+    /// How long it is.
+    pub length: Length,
+    /// The learning rate after warm-up.
+    pub lr: f64,
+    /// Where a falling learning rate ends.
+    pub min_lr: f64,
+    /// The course after warm-up.
+    pub schedule: ScheduleKind,
+    /// Warm-up.
+    pub warmup: Warmup,
+    /// Steps over which wsd decays; none means the last 20 %.
+    pub decay_steps: Option<u64>,
+    /// Rows of a micro-batch, per lane.
+    pub micro_batch: usize,
+    /// Micro-batches of a step.
+    pub accum: usize,
+    /// Rows of a step: micro_batch · accum · lanes.
+    pub global_batch: usize,
+    /// Longest row in tokens; none means [`defaults::SEQ_LEN`] or the model's limit.
+    pub seq_len: Option<usize>,
+    /// Largest gradient norm; 0 is off.
+    pub clip: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Whether gains are decayed as well.
+    pub decay_norms: bool,
+    /// Decay of exp_avg.
+    pub beta1: f64,
+    /// Decay of exp_avg_sq.
+    pub beta2: f64,
+    /// Added to the denominator.
+    pub eps: f64,
+    /// Seed of everything random.
+    pub seed: u64,
+    /// Threads of this rank.
+    pub threads: usize,
+    /// Whether rows are shuffled.
+    pub shuffle: bool,
+    /// Progress every so many steps.
+    pub log_every: u64,
+    /// Where the first step's logits and gradients go.
+    pub dump: Option<PathBuf>,
+    /// The output folder.
+    pub out: PathBuf,
+    /// Whether an earlier run is continued.
+    pub resume: Resume,
+    /// Ranks.
+    pub world: usize,
+    /// Canonical ranks.
+    pub lanes: usize,
+    /// ZeRO stage.
+    pub stage: u8,
+    /// Whether this is the preset of a run without model and data.
+    pub preset: bool,
+    /// Where each setting above came from, by field name.
+    #[serde(skip)]
+    pub origins: Vec<(&'static str, Origin)>,
+}
+
+fn name_of<S: serde::Serializer>(policy: &Policy, out: S) -> Result<S::Ok, S::Error> {
+    out.serialize_str(policy.name())
+}
+
+/// Picks values and notes where they came from.
+struct Settings {
+    preset: bool,
+    origins: Vec<(&'static str, Origin)>,
+}
+
+impl Settings {
+    /// The flag if it was given, else the preset's value if there is one and it applies, else the default.
+    fn pick<T>(&mut self, name: &'static str, flag: Option<T>, preset: Option<T>, default: T) -> T {
+        let (value, origin) = match (flag, preset) {
+            (Some(value), _) => (value, Origin::Flag),
+            (None, Some(value)) if self.preset => (value, Origin::Preset),
+            _ => (default, Origin::Default),
+        };
+        self.origins.push((name, origin));
+        value
+    }
+
+    /// A flag without a preset.
+    fn or<T>(&mut self, name: &'static str, flag: Option<T>, default: T) -> T {
+        self.pick(name, flag, None, default)
+    }
+}
+
+impl RunPlan {
+    /// Resolves and checks what was written, for a world of `world` ranks whose own share of the machine is `cores`.
+    ///
+    /// # Errors
+    /// A usage failure (exit 2): first flags of later versions, then values that mean nothing or contradict each other.
+    pub fn resolve(args: &TrainArgs, world: usize, cores: usize) -> Result<RunPlan> {
+        refuse::later_versions(args, world)?;
+        checks::written(args)?;
+        let preset = args.model.is_none() && args.data.is_empty();
+        let mut set = Settings { preset, origins: Vec::new() };
+        let micro_batch = set.pick("micro_batch", args.micro_batch, Some(preset::MICRO_BATCH), 1);
+        let (accum, global_batch) = checks::batch(args, micro_batch, world)?;
+        set.origins
+            .push(("accum", if args.accum.or(args.global_batch).is_some() { Origin::Flag } else { Origin::Default }));
+        set.origins.push(("global_batch", if args.global_batch.is_some() { Origin::Flag } else { Origin::Default }));
+        let length = args.steps.map(Length::Steps).or(args.epochs.map(Length::Epochs));
+        let warmup = args.warmup_steps.map(Warmup::Steps).or(args.warmup_ratio.map(Warmup::Ratio));
+        let resume = args.resume.as_ref().map(|r| if *r == ResumeArg::Never { Resume::Never } else { Resume::Auto });
+        let data = (!args.data.is_empty()).then(|| args.data.clone());
+        let mut plan = RunPlan {
+            model: set.pick("model", args.model.clone().map(Into::into), Some(ModelSource::Tiny), ModelSource::Tiny),
+            data: set.pick("data", data, Some(Vec::new()), Vec::new()),
+            policy: set.or("policy", args.policy, Policy::Shadow),
+            length: set.pick("length", length, Some(Length::Steps(preset::STEPS)), Length::Epochs(defaults::EPOCHS)),
+            lr: set.pick("lr", args.lr, Some(preset::LR), defaults::LR),
+            min_lr: set.or("min_lr", args.min_lr, 0.0),
+            schedule: set.or("schedule", args.schedule, ScheduleKind::Constant),
+            warmup: set.pick("warmup", warmup, Some(Warmup::Ratio(preset::WARMUP_RATIO)), Warmup::Steps(0)),
+            decay_steps: set.or("decay_steps", args.decay_steps.map(Some), None),
+            micro_batch,
+            accum,
+            global_batch,
+            seq_len: set.pick("seq_len", args.seq_len.map(Some), Some(Some(preset::SEQ_LEN)), None),
+            clip: set.or("clip", args.clip, defaults::CLIP),
+            weight_decay: set.or("weight_decay", args.weight_decay, 0.0),
+            decay_norms: set.or("decay_norms", args.decay_norms.then_some(true), false),
+            beta1: set.or("beta1", args.beta1, defaults::BETA1),
+            beta2: set.or("beta2", args.beta2, defaults::BETA2),
+            eps: set.or("eps", args.eps, defaults::EPS),
+            seed: set.or("seed", args.seed, 0),
+            threads: set.or("threads", args.threads, cores.max(1)),
+            shuffle: set.or("shuffle", args.no_shuffle.then_some(false), true),
+            log_every: set.or("log_every", args.log_every, 1),
+            dump: set.or("dump", args.dump.clone().map(Some), None),
+            out: set.or("out", args.out.clone(), PathBuf::from(defaults::OUT)),
+            resume: set.or("resume", resume, Resume::Auto),
+            world,
+            lanes: set.or("lanes", args.lanes, world),
+            stage: set.or("stage", args.stage, 3),
+            preset,
+            origins: Vec::new(),
+        };
+        plan.origins = set.origins;
+        checks::resolved(&plan)?;
+        Ok(plan)
+    }
+
+    /// Warm-up in steps for a run of `total` steps. A share is rounded up, in f64 as transformers does.
+    ///
+    /// # Errors
+    /// A usage failure if the warm-up is longer than the run.
+    pub fn warmup_steps(&self, total: u64) -> Result<u64> {
+        match self.warmup {
+            Warmup::Ratio(ratio) => Ok(((ratio * total as f64).ceil() as u64).min(total)),
+            Warmup::Steps(steps) if steps <= total => Ok(steps),
+            Warmup::Steps(steps) => Err(Failure::usage("the warm-up is longer than the run")
+                .at("--warmup-steps")
+                .expected(format!("at most {total} steps, the length of the run"))
+                .found(steps)
+                .hint("a longer run, a shorter warm-up, or --warmup-ratio, which fits any length")),
+        }
+    }
+
+    /// Steps over which `wsd` decays in a run of `total` steps: `--decay-steps`, or the last 20 % rounded up, as far as
+    /// the warm-up leaves room.
+    ///
+    /// # Errors
+    /// A usage failure if warm-up and decay together are longer than the run.
+    pub fn decay_steps(&self, total: u64) -> Result<u64> {
+        let warmup = self.warmup_steps(total)?;
+        match self.decay_steps {
+            None => Ok(total.div_ceil(5).min(total - warmup)),
+            Some(decay) if decay <= total - warmup => Ok(decay),
+            Some(decay) => Err(Failure::usage("warm-up and decay together are longer than the run")
+                .at("--decay-steps")
+                .expected(format!("at most {} steps ({total} less {warmup} of warm-up)", total - warmup))
+                .found(decay)
+                .hint("a longer run, or fewer steps of decay")),
+        }
+    }
+
+    /// Where a setting came from, by field name; settings that the launch decides have none.
+    pub fn origin(&self, name: &str) -> Option<Origin> {
+        self.origins.iter().find(|(n, _)| *n == name).map(|(_, origin)| *origin)
+    }
+
+    /// The plan for run.json: `settings` maps each name to its `value` and where it is `from`.
+    pub fn to_json(&self) -> Value {
+        let mut settings = serde_json::Map::new();
+        // A struct of plain fields always serialises to an object.
+        if let Ok(Value::Object(fields)) = serde_json::to_value(self) {
+            for (name, value) in fields {
+                let from = self.origin(&name).map_or(json!("launch"), |origin| json!(origin));
+                settings.insert(name, json!({ "value": value, "from": from }));
+            }
+        }
+        let Some((_, preset)) = settings.shift_remove_entry("preset") else { return json!({ "settings": settings }) };
+        json!({ "umbra": env!("CARGO_PKG_VERSION"), "preset": preset["value"], "settings": settings })
+    }
+}
+
+#[cfg(test)]
+mod tests;

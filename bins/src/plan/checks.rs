@@ -1,0 +1,118 @@
+//! Values that mean nothing, and pairs of flags that contradict each other.
+
+use super::{Length, RunPlan};
+use crate::cli::{ScheduleKind, TrainArgs, at_least_one, bad_value};
+use crate::{Failure, Result};
+
+/// Checks what can be said of each flag alone, and flags that exclude each other.
+pub(super) fn written(args: &TrainArgs) -> Result<()> {
+    at_least_one("--micro-batch", args.micro_batch)?;
+    at_least_one("--accum", args.accum)?;
+    at_least_one("--global-batch", args.global_batch)?;
+    at_least_one("--threads", args.threads)?;
+    for (flag, steps) in [("--steps", args.steps), ("--log-every", args.log_every), ("--decay-steps", args.decay_steps)]
+    {
+        if steps == Some(0) {
+            return Err(bad_value(flag, "a whole number that is 1 or more", 0));
+        }
+    }
+    if let Some(n) = args.seq_len.filter(|&n| n < 2) {
+        return Err(bad_value("--seq-len", "2 or more: a row of one token has nothing to predict", n));
+    }
+    for (flag, path) in [("--out", &args.out), ("--dump", &args.dump), ("--model", &args.model)] {
+        if path.as_ref().is_some_and(|p| p.as_os_str().is_empty()) {
+            return Err(bad_value(flag, "a path", "empty"));
+        }
+    }
+    numbers(args)?;
+    if let (Some(steps), Some(epochs)) = (args.steps, args.epochs) {
+        return Err(excluded(format!("--steps {steps}"), format!("--epochs {epochs}"), "the length of the run"));
+    }
+    if let (Some(steps), Some(ratio)) = (args.warmup_steps, args.warmup_ratio) {
+        return Err(excluded(format!("--warmup-steps {steps}"), format!("--warmup-ratio {ratio}"), "the warm-up"));
+    }
+    if let Some(decay) = args.decay_steps.filter(|_| args.schedule != Some(ScheduleKind::Wsd)) {
+        let schedule = args.schedule.unwrap_or(ScheduleKind::Constant).name();
+        return Err(Failure::usage(format!("--decay-steps {decay} has no meaning under --schedule {schedule}"))
+            .at("--decay-steps")
+            .expected("--schedule wsd")
+            .found(format!("--schedule {schedule}"))
+            .hint("add --schedule wsd, or leave --decay-steps out"));
+    }
+    Ok(())
+}
+
+/// Checks the range of every real number.
+fn numbers(args: &TrainArgs) -> Result<()> {
+    let not_negative: fn(f64) -> bool = |x| x >= 0.0;
+    let positive: fn(f64) -> bool = |x| x > 0.0;
+    let decay: fn(f64) -> bool = |x| (0.0..1.0).contains(&x);
+    let share: fn(f64) -> bool = |x| (0.0..=1.0).contains(&x);
+    let ranges = [
+        ("--lr", args.lr, not_negative, "a number that is 0 or more"),
+        ("--min-lr", args.min_lr, not_negative, "a number that is 0 or more"),
+        ("--weight-decay", args.weight_decay, not_negative, "a number that is 0 or more"),
+        ("--clip", args.clip, not_negative, "a number that is 0 (off) or more"),
+        ("--eps", args.eps, positive, "a number above 0"),
+        ("--epochs", args.epochs, positive, "a number above 0"),
+        ("--beta1", args.beta1, decay, "a number from 0 up to, but not including, 1"),
+        ("--beta2", args.beta2, decay, "a number from 0 up to, but not including, 1"),
+        ("--warmup-ratio", args.warmup_ratio, share, "a share of the run, from 0 to 1"),
+    ];
+    for (flag, value, fits, expected) in ranges {
+        if let Some(x) = value.filter(|&x| !(x.is_finite() && fits(x))) {
+            return Err(bad_value(flag, expected, x));
+        }
+    }
+    Ok(())
+}
+
+fn excluded(a: String, b: String, what: &str) -> Failure {
+    Failure::usage(format!("{a} and {b} both set {what}"))
+        .expected("one of them")
+        .found(format!("{a} {b}"))
+        .hint(format!("leave out {a} or {b}"))
+}
+
+/// Micro-batches and rows of a step, from `--accum` and `--global-batch`.
+pub(super) fn batch(args: &TrainArgs, micro_batch: usize, lanes: usize) -> Result<(usize, usize)> {
+    let too_many = || Failure::usage("a step of so many rows cannot be counted").at("--micro-batch, --accum");
+    let rows = micro_batch.checked_mul(lanes).ok_or_else(too_many)?;
+    let Some(global) = args.global_batch else {
+        let accum = args.accum.unwrap_or(1);
+        return Ok((accum, rows.checked_mul(accum).ok_or_else(too_many)?));
+    };
+    if global % rows != 0 {
+        return Err(Failure::usage(format!("--global-batch {global} cannot be split evenly"))
+            .at("--global-batch")
+            .expected(format!("a multiple of {rows}: {micro_batch} row(s) a micro-batch on {lanes} rank(s)"))
+            .found(global)
+            .hint(format!("--global-batch {}, or another --micro-batch", rows * (global / rows).max(1))));
+    }
+    let accum = global / rows;
+    match args.accum {
+        Some(written) if written != accum => {
+            Err(Failure::usage(format!("--accum {written} contradicts --global-batch {global}"))
+                .at("--accum, --global-batch")
+                .expected(format!("--accum {accum}: {global} rows are {accum} micro-batch(es) of {rows}"))
+                .found(format!("--accum {written}"))
+                .hint("leave out one of the two"))
+        }
+        _ => Ok((accum, global)),
+    }
+}
+
+/// Checks what holds between settings, whatever their origin.
+pub(super) fn resolved(plan: &RunPlan) -> Result<()> {
+    if plan.min_lr > plan.lr {
+        return Err(Failure::usage("--min-lr is above --lr")
+            .at("--min-lr")
+            .expected(format!("at most {}, the learning rate", plan.lr))
+            .found(plan.min_lr));
+    }
+    if let Length::Steps(total) = plan.length {
+        // Checked again by whoever turns epochs into steps.
+        plan.decay_steps(total)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,203 @@
+//! What a step reports: measured on every rank, gathered once, written by rank 0.
+
+use super::prepare::Prepared;
+use crate::host::clock;
+use crate::metrics::{MetricsWriter, StepRecord};
+use crate::plan::RunPlan;
+use crate::progress::Progress;
+use crate::table::{self, StartupFacts};
+use crate::{Failure, Result, memory};
+use collectives::Comm;
+use models::{Config, params};
+use optim::{Hyper, StepReport};
+use spmd_core::ops::LinearForward;
+use spmd_core::{Batch, Buffer, DType, Device};
+
+/// Keeps counts, writes metrics and shows progress.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    config: Config,
+    steps: u64,
+    steps_per_epoch: u64,
+    /// Operations a second of all ranks in a matrix product.
+    peak: f64,
+    mem_plan: u64,
+    facts: StartupFacts,
+    tokens: u64,
+    /// Mean seconds of a step so far, the first left out where possible.
+    pace: f64,
+    measured: u64,
+    progress: Progress,
+    writer: Option<MetricsWriter>,
+    last: Option<StepRecord>,
+}
+
+impl Recorder {
+    pub(crate) fn new(
+        plan: &RunPlan,
+        prepared: &Prepared,
+        device: &Device,
+        comm: &Comm,
+        baseline: Option<u64>,
+    ) -> Result<Self> {
+        let rate = sgemm_rate(device).map_err(Failure::from)?;
+        let own = [rate, baseline.unwrap_or(0) as f64];
+        let gathered = comm.gather_f64(&own).map_err(Failure::from)?;
+        let peak = gathered.iter().step_by(2).sum();
+        let largest = gathered.iter().skip(1).step_by(2).fold(0.0, |a: f64, b| a.max(*b)) as u64;
+        let facts = facts(plan, prepared, device, baseline.map(|_| largest));
+        let root = comm.rank() == 0;
+        Ok(Recorder {
+            config: prepared.source.config.clone(),
+            steps: prepared.steps,
+            steps_per_epoch: prepared.sampler.steps_per_epoch(),
+            peak,
+            mem_plan: facts.total(),
+            facts,
+            tokens: 0,
+            pace: 0.0,
+            measured: 0,
+            progress: if root { Progress::new(prepared.steps, plan.log_every) } else { Progress::hidden() },
+            writer: None,
+            last: None,
+        })
+    }
+
+    /// The start-up table.
+    pub(crate) fn startup_table(&self) -> String {
+        table::startup_table(&self.facts)
+    }
+
+    /// Rank 0: where metrics go.
+    pub(crate) fn write_to(&mut self, writer: MetricsWriter) {
+        self.writer = Some(writer);
+    }
+
+    /// After a step: gathers what only each rank knows, then rank 0 writes and shows it. `times` is when the step started
+    /// and how long its data took, in seconds.
+    pub(crate) fn step(
+        &mut self,
+        step: u64,
+        hyper: &Hyper,
+        report: &StepReport,
+        micro: &[Batch],
+        supervised: u64,
+        times: (f64, f64),
+        comm: &Comm,
+    ) -> Result<()> {
+        let seconds = clock() - times.0;
+        let tokens: usize = micro.iter().map(|b| b.tokens).sum();
+        let resident = memory::peak_rss().unwrap_or(0) as f64;
+        let own = [tokens as f64, flops(&self.config, micro), resident, report.comm_seconds, report.optim_seconds, times.1];
+        let all = comm.gather_f64(&own).map_err(Failure::from)?;
+        let column = |i: usize| all.iter().skip(i).step_by(own.len()).copied();
+        let largest = |i: usize| column(i).fold(0.0, f64::max);
+        let (tokens, flops) = (column(0).sum::<f64>(), column(1).sum::<f64>());
+        self.tokens += tokens as u64;
+        self.keep_pace(seconds);
+        let (tps, rate) = (tokens / seconds, flops / seconds);
+        let record = StepRecord {
+            step,
+            loss: report.loss,
+            grad_norm: report.grad_norm,
+            clip_coef: report.clip_coef,
+            lr: hyper.lr,
+            swallowed: report.swallowed,
+            arrived: report.arrived,
+            tokens: self.tokens,
+            supervised,
+            tps,
+            tps_per_rank: tps / comm.world() as f64,
+            tflops: rate / 1e12,
+            mfu: (self.peak > 0.0).then(|| rate / self.peak),
+            step_ms: seconds * 1e3,
+            data_ms: largest(5) * 1e3,
+            comm_ms: largest(3) * 1e3,
+            optim_ms: largest(4) * 1e3,
+            mem_gib: (largest(2) > 0.0).then(|| largest(2) / (1u64 << 30) as f64),
+            mem_plan_gib: self.mem_plan as f64 / (1u64 << 30) as f64,
+            epoch: (step + 1) as f64 / self.steps_per_epoch as f64,
+            eta_s: self.pace * (self.steps - step - 1) as f64,
+        };
+        let written = match &mut self.writer {
+            Some(writer) => writer.write(&record),
+            None => Ok(()),
+        };
+        self.progress.step(&record);
+        self.last = Some(record);
+        // Only rank 0 writes, so only it can fail: the others learn of it in the meeting.
+        crate::launch::meet(comm, written)
+    }
+
+    fn keep_pace(&mut self, seconds: f64) {
+        self.measured += 1;
+        // The first step touches memory for the first time; it says little about the others.
+        let n = self.measured.saturating_sub(1).max(1) as f64;
+        self.pace = if self.measured <= 2 { seconds } else { self.pace + (seconds - self.pace) / n };
+    }
+
+    pub(crate) fn finish(&mut self) {
+        self.progress.finish(self.last.as_ref());
+    }
+}
+
+/// Operations of a training step on these micro-batches: 6 a weight of a matrix product and token computed (padding
+/// included), and 12·d a query-key pair and head (two products forward, four backward).
+fn flops(config: &Config, micro: &[Batch]) -> f64 {
+    let attention = (12 * config.head_dim * config.heads * config.layers) as f64;
+    let weights = 6.0 * params::matmul_weights(config) as f64;
+    let batch = |b: &Batch| {
+        let pairs = b.rows as f64 * params::attended_pairs(config, b.cols) as f64;
+        weights * (b.rows * b.cols) as f64 + attention * pairs
+    };
+    micro.iter().map(batch).sum()
+}
+
+/// Operations a second of a 512³ fp32 product on this rank: the best of three, a few milliseconds in all.
+fn sgemm_rate(device: &Device) -> spmd_core::Result<f64> {
+    const N: usize = 512;
+    let ones = Buffer::from_f32(DType::F32, &vec![1.0; N * N], "sgemm probe")?;
+    let mut out = Buffer::zeros(DType::F32, N * N, "sgemm probe")?;
+    let mut best = f64::INFINITY;
+    for _ in 0..3 {
+        let started = clock();
+        let (x, w) = (ones.view(), ones.view());
+        device.linear_forward(LinearForward { x, w, out: out.view_mut(), rows: N, inputs: N, outputs: N })?;
+        best = best.min(clock() - started);
+    }
+    Ok(2.0 * (N * N * N) as f64 / best)
+}
+
+fn facts(plan: &RunPlan, prepared: &Prepared, device: &Device, baseline: Option<u64>) -> StartupFacts {
+    let source = &prepared.source;
+    let data = match plan.data.as_slice() {
+        [] => crate::tiny::TEXT_NAME.to_owned(),
+        [one] => one.display().to_string(),
+        [first, rest @ ..] => format!("{} and {} more", first.display(), rest.len()),
+    };
+    let s = &prepared.schedule;
+    let warmup = if s.warmup_steps > 0 { format!(", {} steps of warm-up", s.warmup_steps) } else { String::new() };
+    let end = if s.min_lr > 0.0 { format!(" to {}", table::number(s.min_lr)) } else { String::new() };
+    StartupFacts {
+        model: source.name(),
+        shape: source.shape(),
+        params: params::count(source.units()) as u64,
+        policy: plan.policy,
+        world: plan.world,
+        device: device.name().to_owned(),
+        data,
+        rows: prepared.sampler.data().len() as u64,
+        seq_len: prepared.longest,
+        micro_batch: plan.micro_batch,
+        accum: plan.accum,
+        tokens_per_step: (plan.global_batch * prepared.longest) as u64,
+        steps: prepared.steps,
+        epochs: prepared.steps as f64 / prepared.sampler.steps_per_epoch() as f64,
+        schedule: format!("{}, {}{end}{warmup}", table::number(s.lr), plan.schedule),
+        segments: prepared.segments.clone(),
+        baseline,
+        available: memory::available(),
+        out: plan.out.display().to_string(),
+        preset: plan.preset,
+    }
+}

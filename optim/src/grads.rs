@@ -1,0 +1,153 @@
+//! Gradients: full for one stage at a time, then exchanged, summed in lane order and added to this rank's shard.
+
+use crate::state::{each_run, zero_padding};
+use crate::weights::{Context, MAX_STAGE_UNITS};
+use crate::{Layout, Result};
+use collectives::ReduceTicket;
+use spmd_core::ops::{Accumulate, Cast};
+use spmd_core::{Buffer, DType, Device, ParamSpec, Precision, Stage, UnitSpec, View, ViewMut};
+
+/// Full gradients of one stage, one exchange on its way, and the accumulated shards.
+#[derive(Debug)]
+pub struct Grads {
+    precision: Precision,
+    /// fp32, one per unit of a stage: what the backward writes.
+    full: Vec<Buffer>,
+    /// In the wire dtype; `None` while the transport has them.
+    exchange: Option<(Buffer, Buffer)>,
+    flying: Option<(usize, ReduceTicket)>,
+    /// A finished sum that is not accumulated yet.
+    reduced: Buffer,
+    shards: Vec<Buffer>,
+    /// Whether a unit's shard holds anything of this step yet.
+    started: Vec<bool>,
+    /// Seconds spent waiting for exchanges that were not there yet.
+    pub(crate) waited: f64,
+}
+
+impl Grads {
+    /// Buffers for a model cut like `layout`.
+    ///
+    /// # Errors
+    /// Memory that could not be had.
+    pub fn new(device: &Device, layout: &Layout, stages: &[Stage], precision: Precision) -> Result<Self> {
+        let mut full = Vec::new();
+        for len in full_lens(layout, stages) {
+            full.push(device.zeros(DType::F32, len, "full gradient")?);
+        }
+        let wire = |what| device.zeros(precision.wire, layout.largest(), what);
+        let shards = layout.units.iter().map(|u| device.zeros(precision.accumulate, u.shard_len, "gradient shard"));
+        let largest_shard = layout.units.iter().map(|u| u.shard_len).max().unwrap_or(0);
+        Ok(Grads {
+            precision,
+            full,
+            exchange: Some((wire("gradient send buffer")?, wire("gradient receive buffer")?)),
+            flying: None,
+            reduced: device.zeros(precision.reduced, largest_shard, "reduced gradient")?,
+            shards: shards.collect::<spmd_core::Result<_>>()?,
+            started: vec![false; layout.units.len()],
+            waited: 0.0,
+        })
+    }
+
+    /// Forgets the last step's gradients.
+    pub fn reset(&mut self) {
+        self.started.fill(false);
+    }
+
+    /// Views for the backward of `stage` to overwrite, without padding.
+    ///
+    /// # Errors
+    /// Memory that could not be had.
+    pub fn full(&mut self, layout: &Layout, stage: &Stage) -> Result<[ViewMut<'_>; MAX_STAGE_UNITS]> {
+        let mut views = [ViewMut::F32(&mut []), ViewMut::F32(&mut [])];
+        for ((view, buffer), unit) in views.iter_mut().zip(&mut self.full).zip(&stage.units) {
+            let layout = layout.units[*unit];
+            buffer.resize(DType::F32, layout.padded_len(), "full gradient")?;
+            *view = buffer.view_mut().slice(0..layout.len);
+        }
+        Ok(views)
+    }
+
+    /// Sends what the backward of `stage` wrote on its way, unit by unit. The previous exchange is finished first.
+    ///
+    /// # Errors
+    /// Ranks that do not agree, are gone or do not come in time.
+    pub fn reduce_scatter(&mut self, ctx: &Context<'_>, stage: &Stage) -> Result<()> {
+        for (position, unit) in stage.units.iter().enumerate() {
+            self.drain(ctx)?;
+            let layout = ctx.layout.units[*unit];
+            let Some((mut send, mut recv)) = self.exchange.take() else { continue };
+            if self.precision.wire == DType::F32 && self.precision.grad == DType::F32 {
+                // Nothing to round: the full gradient itself goes out and the old send buffer takes its place.
+                std::mem::swap(&mut send, &mut self.full[position]);
+                send.resize(DType::F32, layout.padded_len(), "gradient send buffer")?;
+            } else {
+                send.resize(self.precision.wire, layout.padded_len(), "gradient send buffer")?;
+                let src = self.full[position].view().slice(0..layout.len);
+                let dst = send.view_mut().slice(0..layout.len);
+                ctx.device.cast(Cast { src, through: self.precision.grad, dst })?;
+            }
+            zero_padding(send.view_mut(), layout.len);
+            recv.resize(self.precision.wire, layout.padded_len(), "gradient receive buffer")?;
+            self.flying = Some((*unit, ctx.comm.reduce_scatter(ctx.device, send, recv)?));
+        }
+        Ok(())
+    }
+
+    /// Finishes the exchange on its way, if any: sums in lane order, rounds to `reduced`, adds to the shard.
+    ///
+    /// # Errors
+    /// Ranks that do not agree, are gone or do not come in time.
+    pub fn drain(&mut self, ctx: &Context<'_>) -> Result<()> {
+        let Some((unit, ticket)) = self.flying.take() else { return Ok(()) };
+        let before = (ctx.clock)();
+        let first = !std::mem::replace(&mut self.started[unit], true);
+        let shard = &mut self.shards[unit];
+        if first && self.precision.reduced == self.precision.accumulate {
+            self.exchange = Some(ticket.wait(shard.view_mut())?);
+        } else {
+            self.reduced.resize(self.precision.reduced, shard.len(), "reduced gradient")?;
+            self.exchange = Some(ticket.wait(self.reduced.view_mut())?);
+            ctx.device.accumulate(Accumulate { acc: shard.view_mut(), x: self.reduced.view(), first })?;
+        }
+        self.waited += (ctx.clock)() - before;
+        Ok(())
+    }
+
+    /// The accumulated gradient of this rank's shard of `unit`.
+    pub fn shard(&self, unit: usize) -> View<'_> {
+        self.shards[unit].view()
+    }
+
+    /// Hands out the accumulated gradients of this rank, widened to fp32: `take(param, start, values)`.
+    ///
+    /// # Errors
+    /// The first error `take` returns.
+    pub fn each<E>(
+        &self,
+        specs: &[UnitSpec],
+        layout: &Layout,
+        take: impl FnMut(&ParamSpec, usize, &[f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        each_run(specs, layout, |unit| self.shards[unit].view(), take)
+    }
+}
+
+/// The longest padded unit at each position of a stage. With an fp32 wire the first of these and the send buffer trade
+/// places, so both are as long as the longest unit.
+fn full_lens(layout: &Layout, stages: &[Stage]) -> Vec<usize> {
+    let positions = stages.iter().map(|s| s.units.len()).max().unwrap_or(0);
+    vec![layout.largest(); positions]
+}
+
+/// Bytes by use: full gradients, exchange buffers, and gradient shards with the reduced sum.
+pub fn grad_bytes(layout: &Layout, stages: &[Stage], precision: &Precision) -> [usize; 3] {
+    let full: usize = full_lens(layout, stages).iter().sum();
+    let largest_shard = layout.units.iter().map(|u| u.shard_len).max().unwrap_or(0);
+    [
+        full * DType::F32.size(),
+        2 * layout.largest() * precision.wire.size(),
+        layout.shard_len() * precision.accumulate.size() + largest_shard * precision.reduced.size(),
+    ]
+}

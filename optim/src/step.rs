@@ -1,0 +1,246 @@
+//! The ZeRO-3 training step. START HERE.
+
+use crate::clip::{clip_factor, fold_blocks};
+use crate::weights::Context;
+use crate::{Clock, Error, Grads, Layout, Result, State, Weights};
+use collectives::Comm;
+use spmd_core::ops::{AdamW, AdamWScalars, BlockStats, SquaredNorm};
+use spmd_core::{Batch, Device, Precision, Stage, UnitModel};
+
+/// Everything one rank trains with: the model and its activations, this rank's shards, and the buffers in between.
+#[derive(Debug)]
+pub struct Trainer<M> {
+    /// The model: units, forward, backward.
+    pub model: M,
+    /// This rank's shards of weights and moments.
+    pub state: State,
+    /// How units are cut.
+    pub layout: Layout,
+    /// Kernels.
+    pub device: Device,
+    /// Ranks.
+    pub comm: Comm,
+    precision: Precision,
+    stages: Vec<Stage>,
+    weights: Weights,
+    grads: Grads,
+    clock: Clock,
+    sums: Vec<f64>,
+    stats: Vec<BlockStats>,
+}
+
+/// What the optimizer does with a gradient, for one step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Hyper {
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// β₁.
+    pub beta1: f64,
+    /// β₂.
+    pub beta2: f64,
+    /// Added to the denominator.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Largest gradient norm; 0 is off.
+    pub max_norm: f64,
+    /// Seed of stochastic rounding.
+    pub seed: u64,
+}
+
+/// What a step did.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct StepReport {
+    /// Mean loss of the global batch's targets before the step.
+    pub loss: f64,
+    /// Gradient norm before clipping.
+    pub grad_norm: f64,
+    /// The factor gradients were multiplied by.
+    pub clip_coef: f64,
+    /// Of the weights whose fp32 update is not zero, the share a bf16 weight would have lost; `None` if all are zero.
+    pub swallowed: Option<f64>,
+    /// Σ(applied·Δ)/ΣΔ²: 1 when the movement asked for is the movement made; `None` if all are zero.
+    pub arrived: Option<f64>,
+    /// Seconds this rank waited for other ranks' data.
+    pub comm_seconds: f64,
+    /// Seconds of norm, clipping and optimizer.
+    pub optim_seconds: f64,
+}
+
+/// One optimizer step over the micro-batches of this rank's lane; `targets` counts the whole global batch's.
+///
+/// Every unit is gathered before it is used and let go of after it; its gradient is summed over the lanes in a fixed order
+/// and only this rank's shard of it is kept. `inspect` sees the accumulated gradients before they are clipped.
+///
+/// # Errors
+/// [`Error::NotFinite`], on every rank and before any weight has changed; ranks that do not agree or are gone.
+pub fn train_step<M: UnitModel>(
+    t: &mut Trainer<M>,
+    micro: &[Batch],
+    targets: u64,
+    hyper: &Hyper,
+    inspect: &mut dyn FnMut(&M, &Grads),
+) -> Result<StepReport> {
+    let (stages, head) = (&t.stages, t.stages.len() - 1);
+    t.grads.reset();
+    t.sums.clear();
+    let ctx = Context { device: &t.device, comm: &t.comm, layout: &t.layout, state: &t.state, clock: t.clock };
+    for batch in micro {
+        t.model.begin(batch, 1.0 / targets as f64)?;
+        for s in 0..head {
+            let weights = t.weights.gather(&ctx, &stages[s], Some(&stages[s + 1]))?;
+            t.model.forward(s, &weights)?;
+        }
+        for s in (0..=head).rev() {
+            let weights = t.weights.gather(&ctx, &stages[s], s.checked_sub(1).map(|below| &stages[below]))?;
+            let mut full = t.grads.full(&t.layout, &stages[s])?;
+            t.model.backward(s, &weights, &mut full[..stages[s].units.len()])?;
+            t.grads.reduce_scatter(&ctx, &stages[s])?;
+        }
+        t.sums.push(t.model.loss());
+    }
+    t.grads.drain(&ctx)?;
+    inspect(&t.model, &t.grads);
+
+    let before = (t.clock)();
+    let (loss, grad_norm) = t.agree_on_loss_and_norm(micro.len(), targets)?;
+    let clip_coef = clip_factor(grad_norm, hyper.max_norm, t.precision.clip);
+    t.step_on_shadow(hyper, clip_coef)?;
+    let (swallowed, arrived) = t.movement()?;
+    t.weights.invalidate()?;
+    let comm_seconds = std::mem::take(&mut t.weights.waited) + std::mem::take(&mut t.grads.waited);
+    let optim_seconds = (t.clock)() - before;
+    let clip_coef = clip_coef as f64;
+    Ok(StepReport { loss, grad_norm, clip_coef, swallowed, arrived, comm_seconds, optim_seconds })
+}
+
+impl<M: UnitModel> Trainer<M> {
+    /// A trainer with zero weights: fill them with [`State::load`].
+    ///
+    /// # Errors
+    /// Memory that could not be had.
+    pub fn new(
+        model: M,
+        device: Device,
+        comm: Comm,
+        precision: Precision,
+        decay_norms: bool,
+        clock: Clock,
+    ) -> Result<Self> {
+        let layout = Layout::new(model.units(), comm.rank(), comm.world(), decay_norms);
+        let blocks = layout.units.iter().map(|u| u.shard_blocks()).sum::<usize>();
+        Ok(Trainer {
+            state: State::new(&device, &layout, &precision)?,
+            weights: Weights::new(precision.compute, model.stages()),
+            grads: Grads::new(&device, &layout, model.stages(), precision)?,
+            sums: Vec::with_capacity(2 * blocks),
+            stats: vec![BlockStats::default(); blocks],
+            stages: model.stages().to_vec(),
+            model,
+            layout,
+            device,
+            comm,
+            precision,
+            clock,
+        })
+    }
+
+    /// The global mean loss and the gradient norm, the same numbers on every rank; an error on every rank if either is not
+    /// finite. `sums` holds this rank's loss of each micro-batch.
+    fn agree_on_loss_and_norm(&mut self, micro: usize, targets: u64) -> Result<(f64, f64)> {
+        for (u, unit) in self.layout.units.iter().enumerate() {
+            let at = self.sums.len();
+            self.sums.resize(at + unit.shard_blocks(), 0.0);
+            self.device.squared_norm(SquaredNorm { x: self.grads.shard(u), sums: &mut self.sums[at..] })?;
+        }
+        let gathered = self.comm.gather_f64(&self.sums)?;
+        let world = self.comm.world();
+        let (mut losses, mut blocks) = (Vec::new(), Vec::new());
+        for rank in gathered.chunks(self.sums.len()) {
+            losses.extend_from_slice(&rank[..micro]);
+            blocks.extend_from_slice(&rank[micro..]);
+        }
+        // Added in micro-batch, then lane order.
+        let mut loss = 0.0;
+        for j in 0..micro {
+            for rank in 0..world {
+                let value = losses[rank * micro + j];
+                if !value.is_finite() {
+                    return Err(Error::NotFinite { what: format!("the loss of micro-batch {j}"), value, rank });
+                }
+                loss += value;
+            }
+        }
+        let (mut squares, mut bad) = (0.0, None);
+        fold_blocks(&self.layout, &blocks, world, |unit, rank, x| {
+            squares += x;
+            if !x.is_finite() && bad.is_none() {
+                bad = Some((unit, rank, x));
+            }
+        });
+        match bad {
+            Some((unit, rank, value)) => {
+                let what = format!("the gradient of {}", self.model.units()[unit].name);
+                Err(Error::NotFinite { what, value, rank })
+            }
+            None => Ok((loss / targets as f64, squares.sqrt())),
+        }
+    }
+
+    /// AdamW on this rank's shards.
+    fn step_on_shadow(&mut self, hyper: &Hyper, clip_coef: f32) -> Result<()> {
+        self.state.step += 1;
+        let scalars = AdamWScalars {
+            lr: hyper.lr,
+            beta1: hyper.beta1,
+            beta2: hyper.beta2,
+            eps: hyper.eps,
+            weight_decay: hyper.weight_decay,
+            t: self.state.step,
+            clip_coef,
+            seed: hyper.seed,
+        };
+        let mut stats = &mut self.stats[..];
+        for (u, unit) in self.state.units.iter_mut().enumerate() {
+            let (own, rest) = stats.split_at_mut(self.layout.units[u].shard_blocks());
+            stats = rest;
+            self.device.adamw(AdamW {
+                shadow: unit.shadow.view_mut(),
+                exp_avg: unit.exp_avg.view_mut(),
+                exp_avg_sq: unit.exp_avg_sq.view_mut(),
+                grad: self.grads.shard(u),
+                pieces: &self.layout.pieces[u],
+                scalars,
+                arithmetic: self.precision.arithmetic,
+                rounding: self.precision.rounding,
+                stats: own,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// `swallowed` and `arrived` of the step just made, over all ranks.
+    fn movement(&mut self) -> Result<(Option<f64>, Option<f64>)> {
+        let asked: u64 = self.stats.iter().map(|s| s.asked).sum();
+        let swallowed: u64 = self.stats.iter().map(|s| s.swallowed).sum();
+        self.sums.clear();
+        // Counts are exact in f64 up to 2^53 weights.
+        self.sums.extend([asked as f64, swallowed as f64]);
+        self.sums.extend(self.stats.iter().map(|s| s.applied_dot));
+        self.sums.extend(self.stats.iter().map(|s| s.asked_sq));
+        let gathered = self.comm.gather_f64(&self.sums)?;
+        let (mut asked, mut swallowed) = (0.0, 0.0);
+        let (mut dots, mut squares) = (Vec::new(), Vec::new());
+        for rank in gathered.chunks(self.sums.len()) {
+            asked += rank[0];
+            swallowed += rank[1];
+            let (dot, sq) = rank[2..].split_at((rank.len() - 2) / 2);
+            dots.extend_from_slice(dot);
+            squares.extend_from_slice(sq);
+        }
+        let (mut applied_dot, mut asked_sq) = (0.0, 0.0);
+        fold_blocks(&self.layout, &dots, self.comm.world(), |_, _, x| applied_dot += x);
+        fold_blocks(&self.layout, &squares, self.comm.world(), |_, _, x| asked_sq += x);
+        Ok(((asked > 0.0).then(|| swallowed / asked), (asked_sq > 0.0).then(|| applied_dot / asked_sq)))
+    }
+}
