@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 policies="shadow fsdp-low low-sr"
 ranks="${RANKS:-4}"
-steps="${STEPS:-60}"
+steps="${STEPS:-150}"
 lr="${LR:-1e-5}"
 seq_len="${SEQ_LEN:-128}"
 micro_batch="${MICRO_BATCH:-2}"

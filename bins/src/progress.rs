@@ -16,6 +16,8 @@ const SOONEST: Duration = Duration::from_secs(3);
 pub struct Progress {
     total: u64,
     every: u64,
+    shown: bool,
+    /// The moving line, if standard error is a terminal.
     bar: Option<ProgressBar>,
     said: Instant,
     said_step: u64,
@@ -27,45 +29,40 @@ impl Progress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(total);
             // The template is a constant; if it could not be read the default style would do.
-            if let Ok(style) = ProgressStyle::with_template("{bar:16} {pos}/{len}  {msg}") {
+            if let Ok(style) = ProgressStyle::with_template("{bar:6} {pos}/{len}  {wide_msg}") {
                 bar.set_style(style);
             }
             bar
         });
-        Progress { total, every: every.max(1), bar, said: Instant::now(), said_step: 0 }
+        Progress { total, every: every.max(1), shown: true, bar, said: Instant::now(), said_step: 0 }
     }
 
     /// Progress that shows nothing: for ranks other than 0.
     pub fn hidden() -> Self {
-        Progress { total: 0, every: u64::MAX, bar: Some(ProgressBar::hidden()), said: Instant::now(), said_step: 0 }
+        Progress { total: 0, every: 1, shown: false, bar: None, said: Instant::now(), said_step: 0 }
     }
 
     /// After each step.
     pub fn step(&mut self, record: &StepRecord) {
         let done = record.step + 1;
-        if done % self.every != 0 && done != self.total {
+        let last = done >= self.total;
+        if !self.shown || !(last || done.is_multiple_of(self.every)) {
             return;
         }
-        match &self.bar {
-            Some(bar) => {
-                if !bar.is_hidden() {
-                    bar.set_position(done);
-                    bar.set_message(with_eta(record));
-                }
-            }
-            None if due(done - self.said_step.min(done), self.total, self.said.elapsed()) && done != self.total => {
-                eprintln!("step {done}/{}  {}", self.total, with_eta(record));
-                self.said = Instant::now();
-                self.said_step = done;
-            }
-            None => {}
+        if let Some(bar) = &self.bar {
+            bar.set_position(done);
+            bar.set_message(with_eta(record));
+        } else if !last && due(done - self.said_step.min(done), self.total, self.said.elapsed()) {
+            eprintln!("step {done}/{}  {}", self.total, with_eta(record));
+            self.said = Instant::now();
+            self.said_step = done;
         }
     }
 
     /// A line of text that the moving line does not overwrite.
     pub fn say(&self, text: &str) {
         match &self.bar {
-            Some(bar) if bar.is_hidden() => {}
+            _ if !self.shown => {}
             Some(bar) => bar.suspend(|| eprintln!("{text}")),
             None => eprintln!("{text}"),
         }
@@ -73,11 +70,10 @@ impl Progress {
 
     /// Ends the progress; `last` is stated once more, whatever standard error is.
     pub fn finish(&mut self, last: Option<&StepRecord>) {
-        let shown = self.bar.as_ref().is_none_or(|bar| !bar.is_hidden());
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
-        if let (true, Some(record)) = (shown, last) {
+        if let (true, Some(record)) = (self.shown, last) {
             eprintln!("step {}/{}  {}", record.step + 1, self.total, describe(record));
         }
     }

@@ -90,7 +90,7 @@ fn cause(files: &WeightFiles, faults: &Faults<'_>, tied: bool) -> String {
         return format!("{hint}: if the model ties them, set it to true; if not, {HEAD} was lost in saving");
     }
     let layer = |name: &&str| name.starts_with("model.layers.");
-    if faults.missing.is_empty() && faults.extra.iter().all(|n| layer(&n)) {
+    if faults.missing.is_empty() && faults.extra.iter().all(layer) {
         return "the files have more than config.json's num_hidden_layers: they belong to another configuration"
             .to_owned();
     }

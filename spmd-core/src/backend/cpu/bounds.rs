@@ -33,11 +33,8 @@ fn output_ulp(dtype: DType, x: f64) -> f64 {
 /// bf16. A bound is for fp32 arithmetic: where sums cancel it, not the unit, is what counts.
 pub(super) fn assert_within(what: &str, found: &Buffer, expected: &[f64], bound: &[f64]) {
     assert_eq!(found.len(), expected.len(), "{what}");
-    let mut tight=0.0f64;
     for (i, ((x, y), bound)) in exact(found).iter().zip(expected).zip(bound).enumerate() {
         let allowed = bound + output_ulp(found.dtype(), *y);
-        if allowed > 0.0 {tight=tight.max((x-y).abs()/allowed);}
         assert!((x - y).abs() <= allowed, "{what}[{i}] is {x}, expected {y} within {allowed:e}");
     }
-    eprintln!("TIGHT {:.3} {what}", tight);
 }

@@ -82,8 +82,8 @@ pub(super) fn rms_norm_backward(threads: &Threads, args: RmsNormBackward<'_>) ->
     let op = "rms_norm_backward";
     let RmsNormBackward { x, gain, rstd, d_out, d_x, d_gain } = args;
     each_dtype!(mut d_x, d_x => {
-        let inputs = Inputs { x: x.typed(op, "x")?, gain: gain.typed(op, "gain")?, rstd, d_out: d_out.typed(op, "d_out")? };
-        backward(threads, inputs, d_x, d_gain);
+        let (x, gain, d_out) = (x.typed(op, "x")?, gain.typed(op, "gain")?, d_out.typed(op, "d_out")?);
+        backward(threads, Inputs { x, gain, rstd, d_out }, d_x, d_gain);
     });
     Ok(())
 }

@@ -22,7 +22,9 @@ const HALF: usize = BLOCK / 2;
 
 pub(super) fn squared_norm(threads: &Threads, args: SquaredNorm<'_>) -> Result<()> {
     let SquaredNorm { x, sums } = args;
-    each_dtype!(x, x => threads.chunks(sums, 1, |i, sum| sum[0] = squares(&x[i * BLOCK..x.len().min((i + 1) * BLOCK)])));
+    each_dtype!(x, x => threads.chunks(sums, 1, |i, sum| {
+        sum[0] = squares(&x[i * BLOCK..x.len().min((i + 1) * BLOCK)]);
+    }));
     Ok(())
 }
 
