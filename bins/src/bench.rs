@@ -1,9 +1,9 @@
 //! `umbra bench step`: a training step beside the matrix products it is made of, timed in the same run.
 
 use crate::cli::BenchStepArgs;
+use crate::cli::TrainArgs;
 use crate::host::clock;
 use crate::launch::meet;
-use crate::cli::TrainArgs;
 use crate::plan::{RunPlan, defaults};
 use crate::run;
 use crate::source::Source;
@@ -76,7 +76,15 @@ pub fn step(args: &BenchStepArgs, threads: usize, comm: &Comm) -> Result<()> {
         ("sgemm 1024^3", format!("{:.1} GFLOP/s a rank", column(3).sum::<f64>() / comm.world() as f64 / 1e9)),
         ("waiting for ranks", format!("{:.1} ms", largest(6) * 1e3)),
         ("norm, clip, AdamW", format!("{:.1} ms", largest(7) * 1e3)),
-        ("memory", format!("peak {} of the largest rank, planned {} ({:+.1} %)", bytes(largest(4) as u64), bytes(predicted as u64), 100.0 * (largest(4) / predicted - 1.0))),
+        (
+            "memory",
+            format!(
+                "peak {} of the largest rank, planned {} ({:+.1} %)",
+                bytes(largest(4) as u64),
+                bytes(predicted as u64),
+                100.0 * (largest(4) / predicted - 1.0)
+            ),
+        ),
     ];
     if comm.rank() == 0 {
         let rows: Vec<Vec<String>> = rows.into_iter().map(|(name, text)| vec![name.to_owned(), text]).collect();
@@ -90,7 +98,8 @@ fn measure(args: &BenchStepArgs, source: &Source, device: &Device, comm: &Comm) 
     let config = source.config.clone();
     let model = Mistral::new(device.clone(), config, precision.compute, args.micro_batch, args.seq_len)
         .map_err(Failure::from)?;
-    let mut trainer = Trainer::new(model, device.clone(), comm.clone(), precision, false, clock).map_err(Failure::from)?;
+    let mut trainer =
+        Trainer::new(model, device.clone(), comm.clone(), precision, false, clock).map_err(Failure::from)?;
     run::load(&mut trainer, source)?;
     let hyper = Hyper {
         lr: defaults::LR,
@@ -160,7 +169,7 @@ fn random_batch(args: &BenchStepArgs, vocab: usize, step: u64, rank: usize) -> B
     let (rows, cols) = (args.micro_batch, args.seq_len);
     let stream = Stream::new(1, Purpose::Sample, rank as u64, step);
     let ids: Vec<u32> = (0..rows * cols).map(|i| stream.below(i as u64, vocab as u64) as u32).collect();
-    let last_of_row = |i: usize| (i + 1) % cols == 0;
+    let last_of_row = |i: usize| (i + 1).is_multiple_of(cols);
     let target = |i: usize| if last_of_row(i) { Batch::NO_TARGET } else { ids[i + 1] };
     let targets = (0..rows * cols).map(target).collect();
     Batch { rows, cols, tokens: rows * cols, targets, ids }

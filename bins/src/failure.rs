@@ -98,12 +98,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "error: {}", self.what)?;
-        let rows = [
-            ("where", &self.place),
-            ("expected", &self.expected),
-            ("found", &self.found),
-            ("try", &self.hint),
-        ];
+        let rows = [("where", &self.place), ("expected", &self.expected), ("found", &self.found), ("try", &self.hint)];
         for (name, text) in rows {
             if let Some(text) = text {
                 write!(f, "\n  {:<9} {}", format!("{name}:"), text.replace('\n', "\n            "))?;

@@ -101,11 +101,11 @@ impl Config {
                 return Err(ConfigError { key, expected: "at least 1".to_owned(), found: "0".to_owned() });
             }
         }
-        if self.heads % self.kv_heads != 0 {
+        if !self.heads.is_multiple_of(self.kv_heads) {
             let expected = format!("a divisor of num_attention_heads ({})", self.heads);
             return Err(ConfigError { key: "num_key_value_heads", expected, found: self.kv_heads.to_string() });
         }
-        if self.head_dim % 2 != 0 {
+        if !self.head_dim.is_multiple_of(2) {
             let expected = "an even number (rotary pairs)".to_owned();
             return Err(ConfigError { key: "head_dim", expected, found: self.head_dim.to_string() });
         }

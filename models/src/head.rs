@@ -68,7 +68,14 @@ pub(crate) fn run(
         device.cross_entropy(CrossEntropy { logits: logits.reborrow(), targets, scale, gradient, loss: loss.sum })?;
         if let Some(g) = &mut grads {
             let d_out = logits.as_view();
-            device.linear_backward_input(LinearBackwardInput { d_out, w: w.matrix, d_x: d_rows, rows, inputs, outputs })?;
+            device.linear_backward_input(LinearBackwardInput {
+                d_out,
+                w: w.matrix,
+                d_x: d_rows,
+                rows,
+                inputs,
+                outputs,
+            })?;
             let d_w = &mut *g.matrix;
             device.linear_backward_weight(LinearBackwardWeight { x, d_out, d_w, add: added, rows, inputs, outputs })?;
             added = true;

@@ -1,12 +1,12 @@
 //! The model as the training step sees it: which unit calls what.
 
+use crate::Config;
 use crate::acts::Acts;
 use crate::block::{self, Call};
 use crate::cache::KvCache;
 use crate::head::{self, HeadGrads, HeadWeights, Loss};
 use crate::params;
 use crate::rope::RopeTable;
-use crate::Config;
 use spmd_core::ops::{EmbeddingBackward, EmbeddingForward};
 use spmd_core::{Batch, DType, Device, Error, Result, Stage, UnitModel, UnitSpec, View, ViewMut};
 
@@ -97,7 +97,9 @@ impl Mistral {
                 gain: own.reborrow().f32("head", "grads")?,
                 matrix: table.reborrow().f32("head", "grads")?,
             }),
-            Some(other) => return Err(wrong_count("grads", self.stages.last().map_or(1, |s| s.units.len()), other.len())),
+            Some(other) => {
+                return Err(wrong_count("grads", self.stages.last().map_or(1, |s| s.units.len()), other.len()));
+            }
         };
         let call = call!(self);
         let loss = Loss {

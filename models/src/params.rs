@@ -15,10 +15,8 @@ pub fn units(c: &Config) -> Vec<UnitSpec> {
     let gain = |name: String| ParamSpec { name, shape: vec![c.hidden_size], kind: ParamKind::Gain };
     let (d, f) = (c.hidden_size, c.intermediate_size);
     let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
-    let mut units = vec![UnitSpec {
-        name: "embed".to_owned(),
-        params: vec![matrix(EMBEDDING.to_owned(), [c.vocab_size, d])],
-    }];
+    let mut units =
+        vec![UnitSpec { name: "embed".to_owned(), params: vec![matrix(EMBEDDING.to_owned(), [c.vocab_size, d])] }];
     for i in 0..c.layers {
         let name = |part: &str| format!("model.layers.{i}.{part}.weight");
         units.push(UnitSpec {

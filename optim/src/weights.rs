@@ -61,12 +61,7 @@ impl Weights {
     ///
     /// # Errors
     /// Ranks that do not agree, are gone or do not come in time.
-    pub fn gather(
-        &mut self,
-        ctx: &Context<'_>,
-        stage: &Stage,
-        next: Option<&Stage>,
-    ) -> Result<Gathered<'_>> {
+    pub fn gather(&mut self, ctx: &Context<'_>, stage: &Stage, next: Option<&Stage>) -> Result<Gathered<'_>> {
         let mut pinned = [usize::MAX; 2 * MAX_STAGE_UNITS];
         let units = stage.units.iter().chain(next.iter().flat_map(|n| &n.units));
         pinned.iter_mut().zip(units).for_each(|(p, u)| *p = *u);
@@ -126,7 +121,8 @@ impl Weights {
         };
         recv.resize(self.compute, need, "gathered unit")?;
         let capacity = self.slots[i].capacity.max(need);
-        self.slots[i] = Slot { unit: Some(unit), buffer: None, ticket: Some(ctx.comm.all_gather(send, recv)?), capacity };
+        self.slots[i] =
+            Slot { unit: Some(unit), buffer: None, ticket: Some(ctx.comm.all_gather(send, recv)?), capacity };
         Ok(())
     }
 

@@ -165,8 +165,9 @@ impl std::fmt::Display for Policy {
 impl std::str::FromStr for Policy {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
-        Policy::ALL.into_iter().find(|p| p.name() == s).ok_or_else(|| {
-            format!("no policy is called `{s}`; there are {}", Policy::ALL.map(Policy::name).join(", "))
-        })
+        Policy::ALL
+            .into_iter()
+            .find(|p| p.name() == s)
+            .ok_or_else(|| format!("no policy is called `{s}`; there are {}", Policy::ALL.map(Policy::name).join(", ")))
     }
 }

@@ -53,7 +53,8 @@ impl Output {
             }
             if earlier["finished"] == Value::Bool(true) {
                 differs(earlier, &plan.to_json(), &dir)?;
-                let message = format!("{}: this run is finished, {} steps; nothing to do", dir.display(), prepared.steps);
+                let message =
+                    format!("{}: this run is finished, {} steps; nothing to do", dir.display(), prepared.steps);
                 return Ok(Start::Finished(message));
             }
         }
@@ -61,7 +62,9 @@ impl Output {
             fs::create_dir_all(&dir).map_err(|e| disk(&dir, "the output folder cannot be made", &e))?;
             // Writing is tried now, not after hours of training.
             let probe = dir.join(".umbra-write-probe");
-            fs::write(&probe, b"x").and_then(|()| fs::remove_file(&probe)).map_err(|e| disk(&dir, "the output folder cannot be written", &e))?;
+            fs::write(&probe, b"x")
+                .and_then(|()| fs::remove_file(&probe))
+                .map_err(|e| disk(&dir, "the output folder cannot be written", &e))?;
             check_target(&dir.join("model"))?;
         }
         Ok(Start::Fresh(Output { dir, root }))
@@ -76,7 +79,8 @@ impl Output {
         self.write_run(plan, false, prepared.steps)?;
         let metrics = self.dir.join("metrics.jsonl");
         if metrics.exists() {
-            fs::remove_file(&metrics).map_err(|e| disk(&metrics, "the metrics of an unfinished run cannot be removed", &e))?;
+            fs::remove_file(&metrics)
+                .map_err(|e| disk(&metrics, "the metrics of an unfinished run cannot be removed", &e))?;
         }
         recorder.write_to(MetricsWriter::open(&self.dir)?);
         Ok(())
@@ -89,7 +93,8 @@ impl Output {
         let writer = ModelWriter::plan(&dir, source.units(), dtype, source.stores_tied_head(), MAX_SHARD_BYTES);
         let root = |run: &dyn Fn() -> Result<()>| if self.root { run() } else { Ok(()) };
         meet(comm, root(&|| writer.create()))?;
-        let write = |param: &spmd_core::ParamSpec, start: usize, values: &[f32]| writer.write(&param.name, start, values);
+        let write =
+            |param: &spmd_core::ParamSpec, start: usize, values: &[f32]| writer.write(&param.name, start, values);
         let written = trainer.state.each(source.units(), &trainer.layout, write).and_then(|()| writer.sync());
         meet(comm, written)?;
         meet(comm, root(&|| writer.finish(source.dir.as_deref(), &source.config_json)))
@@ -113,7 +118,9 @@ impl Output {
         let partial = self.dir.join("run.json.partial");
         // A value made of maps, strings and numbers always serialises.
         let text = serde_json::to_string_pretty(&run).unwrap_or_default() + "\n";
-        fs::write(&partial, text).and_then(|()| fs::rename(&partial, &path)).map_err(|e| disk(&path, "run.json cannot be written", &e))
+        fs::write(&partial, text)
+            .and_then(|()| fs::rename(&partial, &path))
+            .map_err(|e| disk(&path, "run.json cannot be written", &e))
     }
 }
 
@@ -123,7 +130,10 @@ fn read_run(dir: &Path) -> Result<Option<Value>> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(disk(&path, "run.json cannot be read", &e)),
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|e| {
-            Failure::disk("run.json of an earlier run is damaged").at(path.display()).found(e).hint("another --out, or remove the folder")
+            Failure::disk("run.json of an earlier run is damaged")
+                .at(path.display())
+                .found(e)
+                .hint("another --out, or remove the folder")
         }),
     }
 }
@@ -148,7 +158,10 @@ fn differs(earlier: &Value, now: &Value, dir: &Path) -> Result<()> {
 }
 
 fn disk(path: &Path, what: &str, error: &std::io::Error) -> Failure {
-    Failure::disk(what).at(path.display()).found(error).hint("a folder on a disk with room that you may write, with --out")
+    Failure::disk(what)
+        .at(path.display())
+        .found(error)
+        .hint("a folder on a disk with room that you may write, with --out")
 }
 
 /// A rank's parts of each gradient: (parameter, first element, values).
@@ -166,7 +179,14 @@ pub(crate) fn gradient_parts(grads: &Grads, units: &[UnitSpec], layout: &Layout)
 
 /// Gathers logits and gradients to rank 0, which writes `DIR/dump.safetensors`: `logits` `[rows, T, V]` in global row order
 /// (every micro-batch must have the same shape on every rank) and `grad.NAME`.
-pub(crate) fn dump(dir: &Path, source: &Source, comm: &Comm, micro: &[Batch], logits: &[f32], parts: Parts) -> Result<()> {
+pub(crate) fn dump(
+    dir: &Path,
+    source: &Source,
+    comm: &Comm,
+    micro: &[Batch],
+    logits: &[f32],
+    parts: Parts,
+) -> Result<()> {
     let mut bytes = Vec::new();
     for (name, start, values) in &parts {
         bytes.extend((name.len() as u64).to_le_bytes());

@@ -10,8 +10,8 @@ use collectives::Comm;
 use models::activation_bytes;
 use optim::{Layout, Schedule, Shape, grads, weights};
 use spmd_core::Batch;
-use spmd_core::ops::AttentionShape;
 use spmd_core::backend::scratch_bytes;
+use spmd_core::ops::AttentionShape;
 
 /// What a run works on.
 #[derive(Debug)]

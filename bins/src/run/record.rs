@@ -88,7 +88,8 @@ impl Recorder {
         let seconds = clock() - times.0;
         let tokens: usize = micro.iter().map(|b| b.tokens).sum();
         let resident = memory::peak_rss().unwrap_or(0) as f64;
-        let own = [tokens as f64, flops(&self.config, micro), resident, report.comm_seconds, report.optim_seconds, times.1];
+        let own =
+            [tokens as f64, flops(&self.config, micro), resident, report.comm_seconds, report.optim_seconds, times.1];
         let all = comm.gather_f64(&own).map_err(Failure::from)?;
         let column = |i: usize| all.iter().skip(i).step_by(own.len()).copied();
         let largest = |i: usize| column(i).fold(0.0, f64::max);

@@ -32,7 +32,7 @@ impl AttentionShape {
     }
 
     fn check(&self, op: &'static str) -> Result<()> {
-        if self.kv_heads == 0 || self.heads % self.kv_heads != 0 || self.window == Some(0) {
+        if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) || self.window == Some(0) {
             return Err(Error::Shape {
                 op,
                 what: "heads",
@@ -122,7 +122,7 @@ impl AttentionCached<'_> {
         let (op, row) = ("attention_cached", self.kv_heads * self.head_dim);
         expect_len(op, "out", self.q.len(), self.out.len())?;
         expect_len(op, "values", self.keys.len(), self.values.len())?;
-        if row == 0 || self.q.len() % row != 0 || self.len == 0 || self.keys.len() < self.len * row {
+        if row == 0 || !self.q.len().is_multiple_of(row) || self.len == 0 || self.keys.len() < self.len * row {
             return Err(Error::Shape {
                 op,
                 what: "keys",

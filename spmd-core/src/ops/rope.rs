@@ -31,7 +31,7 @@ pub struct Rope<'a> {
 impl Rope<'_> {
     pub(crate) fn check(&self) -> Result<()> {
         let op = "rope";
-        if self.row_len == 0 || self.x.len() % self.row_len != 0 || self.heads * self.head_dim > self.row_len {
+        if self.row_len == 0 || !self.x.len().is_multiple_of(self.row_len) || self.heads * self.head_dim > self.row_len {
             return Err(Error::Shape {
                 op,
                 what: "x",
@@ -42,7 +42,7 @@ impl Rope<'_> {
         expect_len(op, "sin", self.cos.len(), self.sin.len())?;
         let rows = self.x.len() / self.row_len;
         let positions = self.first_position + rows.min(self.seq_len);
-        if self.head_dim % 2 != 0 || self.cos.len() < positions * self.head_dim / 2 {
+        if !self.head_dim.is_multiple_of(2) || self.cos.len() < positions * self.head_dim / 2 {
             return Err(Error::Shape {
                 op,
                 what: "cos",

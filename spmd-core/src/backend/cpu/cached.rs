@@ -82,7 +82,9 @@ mod tests {
                 .unwrap();
             for h in 0..heads {
                 let at = |j: usize, e: usize| (j * kv_heads + h / 3) * d + e;
-                let score = |j: usize| (0..d).map(|e| q[h * d + e] as f64 * keys[at(j, e)] as f64).sum::<f64>() / (d as f64).sqrt();
+                let score = |j: usize| {
+                    (0..d).map(|e| q[h * d + e] as f64 * keys[at(j, e)] as f64).sum::<f64>() / (d as f64).sqrt()
+                };
                 let weights: Vec<f64> = (0..len).map(|j| score(j).exp()).collect();
                 let total: f64 = weights.iter().sum();
                 for e in 0..d {
