@@ -88,7 +88,7 @@ fn one_step(
         Some(dir) => dumped_step(dir, &prepared.source, trainer, &micro, targets, &hyper)?,
     };
     let report = report.map_err(|e| at_step(e.into(), step))?;
-    recorder.step(step, &hyper, &report, &micro, targets, (started, data_seconds), &trainer.comm)
+    recorder.step(step, hyper.lr, &report, &micro, targets, (started, data_seconds))
 }
 
 /// A step whose logits and gradients are written to `dir`.

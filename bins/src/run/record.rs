@@ -9,13 +9,14 @@ use crate::table::{self, StartupFacts};
 use crate::{Failure, Result, memory};
 use collectives::Comm;
 use models::{Config, params};
-use optim::{Hyper, StepReport};
+use optim::StepReport;
 use spmd_core::ops::LinearForward;
 use spmd_core::{Batch, Buffer, DType, Device};
 
 /// Keeps counts, writes metrics and shows progress.
 #[derive(Debug)]
 pub(crate) struct Recorder {
+    comm: Comm,
     config: Config,
     steps: u64,
     steps_per_epoch: u64,
@@ -48,6 +49,7 @@ impl Recorder {
         let facts = facts(plan, prepared, device, baseline.map(|_| largest));
         let root = comm.rank() == 0;
         Ok(Recorder {
+            comm: comm.clone(),
             config: prepared.source.config.clone(),
             steps: prepared.steps,
             steps_per_epoch: prepared.sampler.steps_per_epoch(),
@@ -78,19 +80,18 @@ impl Recorder {
     pub(crate) fn step(
         &mut self,
         step: u64,
-        hyper: &Hyper,
+        lr: f64,
         report: &StepReport,
         micro: &[Batch],
         supervised: u64,
         times: (f64, f64),
-        comm: &Comm,
     ) -> Result<()> {
         let seconds = clock() - times.0;
         let tokens: usize = micro.iter().map(|b| b.tokens).sum();
         let resident = memory::peak_rss().unwrap_or(0) as f64;
         let own =
             [tokens as f64, flops(&self.config, micro), resident, report.comm_seconds, report.optim_seconds, times.1];
-        let all = comm.gather_f64(&own).map_err(Failure::from)?;
+        let all = self.comm.gather_f64(&own).map_err(Failure::from)?;
         let column = |i: usize| all.iter().skip(i).step_by(own.len()).copied();
         let largest = |i: usize| column(i).fold(0.0, f64::max);
         let (tokens, flops) = (column(0).sum::<f64>(), column(1).sum::<f64>());
@@ -102,13 +103,13 @@ impl Recorder {
             loss: report.loss,
             grad_norm: report.grad_norm,
             clip_coef: report.clip_coef,
-            lr: hyper.lr,
+            lr,
             swallowed: report.swallowed,
             arrived: report.arrived,
             tokens: self.tokens,
             supervised,
             tps,
-            tps_per_rank: tps / comm.world() as f64,
+            tps_per_rank: tps / self.comm.world() as f64,
             tflops: rate / 1e12,
             mfu: (self.peak > 0.0).then(|| rate / self.peak),
             step_ms: seconds * 1e3,
@@ -127,7 +128,7 @@ impl Recorder {
         self.progress.step(&record);
         self.last = Some(record);
         // Only rank 0 writes, so only it can fail: the others learn of it in the meeting.
-        crate::launch::meet(comm, written)
+        crate::launch::meet(&self.comm, written)
     }
 
     fn keep_pace(&mut self, seconds: f64) {

@@ -31,7 +31,8 @@ pub struct Rope<'a> {
 impl Rope<'_> {
     pub(crate) fn check(&self) -> Result<()> {
         let op = "rope";
-        if self.row_len == 0 || !self.x.len().is_multiple_of(self.row_len) || self.heads * self.head_dim > self.row_len {
+        if self.row_len == 0 || !self.x.len().is_multiple_of(self.row_len) || self.heads * self.head_dim > self.row_len
+        {
             return Err(Error::Shape {
                 op,
                 what: "x",
