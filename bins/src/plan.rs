@@ -156,6 +156,8 @@ pub struct RunPlan {
     pub threads: usize,
     /// Whether rows are shuffled.
     pub shuffle: bool,
+    /// Whether rows that are too long are cut instead of refused.
+    pub truncate: bool,
     /// Progress every so many steps.
     pub log_every: u64,
     /// Where the first step's logits and gradients go.
@@ -247,6 +249,7 @@ impl RunPlan {
             seed: set.or("seed", args.seed, 0),
             threads: set.or("threads", args.threads, cores.max(1)),
             shuffle: set.or("shuffle", args.no_shuffle.then_some(false), true),
+            truncate: set.or("truncate", args.truncate.then_some(true), false),
             log_every: set.or("log_every", args.log_every, 1),
             dump: set.or("dump", args.dump.clone().map(Some), None),
             out: set.or("out", args.out.clone(), PathBuf::from(defaults::OUT)),

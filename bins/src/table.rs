@@ -93,6 +93,10 @@ pub struct StartupFacts {
     pub data: String,
     /// How many rows there are.
     pub rows: u64,
+    /// Rows that were cut to `--seq-len`.
+    pub cut: u64,
+    /// Rows in which nothing is to be predicted.
+    pub without_target: u64,
     /// Longest row in tokens.
     pub seq_len: usize,
     /// Rows of a micro-batch, per rank.
@@ -128,10 +132,15 @@ impl StartupFacts {
 
 /// The table shown before the first step: what will happen, in which precision, and what memory it takes.
 pub fn startup_table(facts: &StartupFacts) -> String {
+    let noted = |n: u64, what: &str| if n == 0 { String::new() } else { format!(", {n} {what}") };
+    let notes = noted(facts.cut, "cut") + &noted(facts.without_target, "without a target");
     let mut rows = vec![
         vec!["model".to_owned(), format!("{}, {} parameters", facts.model, count(facts.params))],
         vec![String::new(), facts.shape.clone()],
-        vec!["data".to_owned(), format!("{}, {} rows of up to {} tokens", facts.data, facts.rows, facts.seq_len)],
+        vec![
+            "data".to_owned(),
+            format!("{}, {} rows of up to {} tokens{notes}", facts.data, facts.rows, facts.seq_len),
+        ],
         vec!["policy".to_owned(), format!("{}: {}", facts.policy, facts.policy.about())],
     ];
     for line in roles(facts.policy) {

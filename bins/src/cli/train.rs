@@ -41,6 +41,9 @@ pub struct TrainArgs {
     /// Read rows in the order of the files
     #[arg(long, help_heading = MODEL)]
     pub no_shuffle: bool,
+    /// Cut rows longer than --seq-len instead of refusing them
+    #[arg(long, help_heading = MODEL)]
+    pub truncate: bool,
     /// Put several rows into one sequence [default: off]
     #[arg(long, value_name = "on|off", help_heading = MODEL, hide_possible_values = true)]
     pub pack: Option<Switch>,

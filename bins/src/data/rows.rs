@@ -19,6 +19,8 @@ pub struct Limits {
     pub seq_len: usize,
     /// Token ids lie below this.
     pub vocab_size: usize,
+    /// Cut a row that is too long instead of refusing it (`--truncate`).
+    pub truncate: bool,
 }
 
 /// One row.
@@ -56,6 +58,7 @@ pub struct Dataset {
     ids: Vec<u32>,
     labels: Vec<u32>,
     rows: Vec<Entry>,
+    cut: usize,
     files: Vec<(PathBuf, Kind)>,
 }
 
@@ -128,6 +131,11 @@ impl Dataset {
         self.rows.iter().map(|row| row.len as usize).max().unwrap_or(0)
     }
 
+    /// Rows that were cut to the limit.
+    pub fn cut(&self) -> usize {
+        self.cut
+    }
+
     /// Rows in which nothing is to be predicted.
     pub fn without_target(&self) -> usize {
         self.rows.iter().filter(|row| row.supervised == 0).count()
@@ -168,15 +176,20 @@ impl Dataset {
     }
 
     /// Adds one checked row of the last file.
-    fn push(&mut self, ids: Vec<u32>, labels: Option<Vec<u32>>, position: usize, limits: Limits) -> Result<()> {
+    fn push(&mut self, mut ids: Vec<u32>, mut labels: Option<Vec<u32>>, position: usize, limits: Limits) -> Result<()> {
         if ids.is_empty() {
             return Err(Failure::input("a row is empty").expected("at least one token").found("none"));
+        }
+        if ids.len() > limits.seq_len && limits.truncate {
+            self.cut += 1;
+            ids.truncate(limits.seq_len);
+            labels.iter_mut().for_each(|l| l.truncate(limits.seq_len));
         }
         if ids.len() > limits.seq_len {
             return Err(Failure::input("a row is longer than --seq-len")
                 .expected(format!("at most {} tokens", limits.seq_len))
                 .found(format!("{} tokens", ids.len()))
-                .hint(format!("raise --seq-len to {} or more, or shorten the row", ids.len())));
+                .hint(format!("--seq-len {} or more, or --truncate to cut such rows", ids.len())));
         }
         let supervised = Row { ids: &ids, labels: labels.as_deref().unwrap_or(&ids) }.supervised();
         self.rows.push(Entry {

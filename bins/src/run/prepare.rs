@@ -42,7 +42,7 @@ impl Prepared {
                 .found(seq_len)
                 .hint("a smaller --seq-len"));
         }
-        let limits = Limits { seq_len, vocab_size: source.config.vocab_size };
+        let limits = Limits { seq_len, vocab_size: source.config.vocab_size, truncate: plan.truncate };
         let tokenizer = source.tokenizer();
         let data = if plan.data.is_empty() {
             Dataset::from_text(tiny::TEXT_NAME, tiny::TEXT, limits, &tokenizer)?

@@ -189,6 +189,8 @@ fn facts(plan: &RunPlan, prepared: &Prepared, device: &Device, baseline: Option<
         device: device.name().to_owned(),
         data,
         rows: prepared.sampler.data().len() as u64,
+        cut: prepared.sampler.data().cut() as u64,
+        without_target: prepared.sampler.data().without_target() as u64,
         seq_len: prepared.longest,
         micro_batch: plan.micro_batch,
         accum: plan.accum,

@@ -10,6 +10,8 @@ fn facts() -> StartupFacts {
         device: "cpu, 1 thread(s), avx2".into(),
         data: "train.jsonl".into(),
         rows: 1319,
+        cut: 3,
+        without_target: 0,
         seq_len: 128,
         micro_batch: 4,
         accum: 2,

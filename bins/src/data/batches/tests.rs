@@ -9,7 +9,7 @@ fn load(lines: &str) -> Dataset {
     let dir = tempfile::tempdir().unwrap();
     let path: PathBuf = dir.path().join("rows.jsonl");
     std::fs::write(&path, lines).unwrap();
-    Dataset::load(&[path], Limits { seq_len: 64, vocab_size: 1000 }, &LazyTokenizer::byte()).unwrap()
+    Dataset::load(&[path], Limits { seq_len: 64, vocab_size: 1000, truncate: false }, &LazyTokenizer::byte()).unwrap()
 }
 
 /// `n` rows; row r is r, r.

@@ -2,7 +2,7 @@ use super::*;
 use crate::Exit;
 use tempfile::TempDir;
 
-const LIMITS: Limits = Limits { seq_len: 8, vocab_size: 256 };
+const LIMITS: Limits = Limits { seq_len: 8, vocab_size: 256, truncate: false };
 const NONE: u32 = Batch::NO_TARGET;
 
 struct Files {
@@ -123,7 +123,7 @@ fn ids_and_labels_must_be_in_the_vocabulary() {
 #[test]
 fn rows_that_are_too_long_or_empty_are_refused() {
     let long = "{\"input_ids\":[1,2]}\n{\"input_ids\":[1,2,3,4,5,6,7,8,9]}";
-    refused("a.jsonl", long, "a.jsonl:2", &["at most 8", "9 tokens", "raise --seq-len to 9"]);
+    refused("a.jsonl", long, "a.jsonl:2", &["at most 8", "9 tokens", "--seq-len 9 or more, or --truncate"]);
     refused("a.jsonl", "{\"text\":\"123456789\"}", "a.jsonl:1", &["9 tokens"]);
     refused("a.jsonl", "{\"input_ids\":[]}", "a.jsonl:1", &["a row is empty"]);
     refused("a.jsonl", "{\"text\":\"\"}", "a.jsonl:1", &["a row is empty"]);
@@ -147,4 +147,17 @@ fn rows_without_a_target_are_counted_and_a_file_of_nothing_else_is_refused() {
     let none = "{\"input_ids\":[1,2],\"labels\":[5,-100]}\n{\"input_ids\":[3]}\n";
     assert_eq!(load("a.jsonl", format!("{none}{{\"input_ids\":[1,2]}}")).unwrap().without_target(), 2);
     refused("a.jsonl", none, "a.jsonl", &["anything to predict", "2 rows without a target"]);
+}
+
+#[test]
+fn a_long_row_is_cut_only_when_told_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rows.jsonl");
+    let text = "{\"input_ids\":[1,2,3,4,5,6,7,8,9,10],\"labels\":[1,2,3,4,5,6,7,8,-100,10]}\n{\"input_ids\":[1,2]}\n";
+    std::fs::write(&path, text).unwrap();
+    let refused = Dataset::load(&[path.clone()], LIMITS, &LazyTokenizer::byte()).unwrap_err();
+    assert!(refused.to_string().contains("--truncate"), "{refused}");
+    let data = Dataset::load(&[path], Limits { truncate: true, ..LIMITS }, &LazyTokenizer::byte()).unwrap();
+    assert_eq!((data.len(), data.cut(), data.row(0).ids.len()), (2, 1, 8));
+    assert_eq!(data.row(0).labels, [1, 2, 3, 4, 5, 6, 7, 8]);
 }

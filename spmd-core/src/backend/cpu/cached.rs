@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn equals_softmax_in_f64_for_grouped_heads() {
         let (heads, kv_heads, d, len) = (6, 2, 10, 37);
-        let wave = |i: usize, k: f32| ((i as f32 * 0.37 + k).sin() * 1.5) as f32;
+        let wave = |i: usize, k: f32| (i as f32 * 0.37 + k).sin() * 1.5;
         let q: Vec<f32> = (0..heads * d).map(|i| wave(i, 0.1)).collect();
         let keys: Vec<f32> = (0..len * kv_heads * d).map(|i| wave(i * 3, 0.7)).collect();
         let values: Vec<f32> = (0..len * kv_heads * d).map(|i| wave(i * 7, 0.3)).collect();
