@@ -2,8 +2,9 @@
 
 use crate::cli::BenchStepArgs;
 use crate::cli::TrainArgs;
-use crate::host::clock;
+use crate::host::{clock, sgemm_rate};
 use crate::launch::meet;
+use crate::metrics::median;
 use crate::plan::{RunPlan, defaults};
 use crate::run;
 use crate::source::Source;
@@ -12,12 +13,13 @@ use crate::{Failure, Result, memory, tiny};
 use collectives::Comm;
 use models::{Mistral, params};
 use optim::{Hyper, StepReport, Trainer, train_step};
-use spmd_core::ops::LinearForward;
 use spmd_core::rng::{Purpose, Stream};
-use spmd_core::{Batch, Buffer, DType, Device, gemm_log};
+use spmd_core::{Batch, Device, gemm_log};
 
 /// Steps that touch memory for the first time and are not counted.
 const WARM_UP: u64 = 2;
+/// The product that stands for what a rank can multiply at best: this many rows, columns and terms.
+const SGEMM: usize = 1024;
 
 /// What one rank measured.
 #[derive(Debug)]
@@ -50,7 +52,7 @@ pub fn step(args: &BenchStepArgs, threads: usize, comm: &Comm) -> Result<()> {
     let planned: u64 = run::prepare::segments(&plan, &source, args.seq_len).iter().map(|(_, n)| n).sum();
     let measured = meet(comm, measure(args, &source, &device, comm))?;
     let own = [
-        median(&measured.step_seconds),
+        median(&measured.step_seconds).unwrap_or(0.0),
         measured.products,
         measured.flops,
         measured.sgemm,
@@ -88,7 +90,7 @@ pub fn step(args: &BenchStepArgs, threads: usize, comm: &Comm) -> Result<()> {
     ];
     if comm.rank() == 0 {
         let rows: Vec<Vec<String>> = rows.into_iter().map(|(name, text)| vec![name.to_owned(), text]).collect();
-        print!("{}", render(&[Align::Left, Align::Left], &rows));
+        crate::host::answer(&render(&[Align::Left, Align::Left], &rows))?;
     }
     Ok(())
 }
@@ -134,7 +136,7 @@ fn measure(args: &BenchStepArgs, source: &Source, device: &Device, comm: &Comm) 
     comm.barrier().map_err(Failure::from)?;
     let products = replay_seconds(&shapes);
     let flops = shapes.iter().map(gemm_log::GemmShape::flops).sum();
-    let sgemm = sgemm_rate(device).map_err(Failure::from)?;
+    let sgemm = sgemm_rate(device, SGEMM).map_err(Failure::from)?;
     Ok(Measured { step_seconds, report, products, flops, sgemm, peak })
 }
 
@@ -151,20 +153,6 @@ fn replay_seconds(shapes: &[gemm_log::GemmShape]) -> f64 {
     best
 }
 
-fn sgemm_rate(device: &Device) -> spmd_core::Result<f64> {
-    const N: usize = 1024;
-    let ones = Buffer::from_f32(DType::F32, &vec![1.0; N * N], "sgemm probe")?;
-    let mut out = Buffer::zeros(DType::F32, N * N, "sgemm probe")?;
-    let mut best = f64::INFINITY;
-    for _ in 0..3 {
-        let started = clock();
-        let (x, w) = (ones.view(), ones.view());
-        device.linear_forward(LinearForward { x, w, out: out.view_mut(), rows: N, inputs: N, outputs: N })?;
-        best = best.min(clock() - started);
-    }
-    Ok(2.0 * (N * N * N) as f64 / best)
-}
-
 fn random_batch(args: &BenchStepArgs, vocab: usize, step: u64, rank: usize) -> Batch {
     let (rows, cols) = (args.micro_batch, args.seq_len);
     let stream = Stream::new(1, Purpose::Sample, rank as u64, step);
@@ -173,10 +161,4 @@ fn random_batch(args: &BenchStepArgs, vocab: usize, step: u64, rank: usize) -> B
     let target = |i: usize| if last_of_row(i) { Batch::NO_TARGET } else { ids[i + 1] };
     let targets = (0..rows * cols).map(target).collect();
     Batch { rows, cols, tokens: rows * cols, targets, ids }
-}
-
-fn median(seconds: &[f64]) -> f64 {
-    let mut sorted = seconds.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }

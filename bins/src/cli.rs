@@ -42,14 +42,14 @@ pub enum Command {
     Train(Box<TrainArgs>),
     /// Continue a prompt with a model folder
     Generate(GenerateArgs),
+    /// Put runs side by side: a table, and their loss curves as a picture
+    Report(ReportArgs),
     /// Measure a training step, the kernels or the collectives
     Bench(BenchArgs),
     /// The run, resolved and not started (not built yet)
     Plan(Rest),
     /// The same data under several policies and learning rates (not built yet)
     Compare(Rest),
-    /// Run folders in, one self-contained report out (not built yet)
-    Report(Rest),
     /// Compare or convert configuration files (not built yet)
     Config(Rest),
     /// Check or show rows of data (not built yet)
@@ -113,6 +113,21 @@ impl GenerateArgs {
         }
         at_least_one("--threads", self.threads)
     }
+}
+
+/// `umbra report`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  umbra report umbra-out
+  umbra report try-shadow try-fsdp-low --svg loss.svg")]
+pub struct ReportArgs {
+    /// Folders of runs, finished or not: what --out named
+    #[arg(value_name = "RUN", required = true)]
+    pub runs: Vec<PathBuf>,
+    /// Also draw the loss curves into this SVG file
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
 }
 
 /// `umbra bench`.
@@ -192,21 +207,20 @@ impl Command {
     /// The failure to show if this version does not have the subcommand (exit 2).
     pub fn not_built(&self) -> Option<Failure> {
         let name = match self {
-            Command::Train(_) | Command::Generate(_) | Command::Bench(BenchArgs { what: Bench::Step(_) }) => {
-                return None;
-            }
+            Command::Train(_) | Command::Generate(_) | Command::Report(_) => return None,
+            Command::Bench(BenchArgs { what: Bench::Step(_) }) => return None,
             Command::Bench(BenchArgs { what: Bench::Kernels(_) }) => "bench kernels",
             Command::Bench(BenchArgs { what: Bench::Collectives(_) }) => "bench collectives",
             Command::Plan(_) => "plan",
             Command::Compare(_) => "compare",
-            Command::Report(_) => "report",
             Command::Config(_) => "config",
             Command::Data(_) => "data",
             Command::Checkpoint(_) => "checkpoint",
             Command::Doctor(_) => "doctor",
         };
         Some(
-            Failure::usage(format!("`umbra {name}` is not built yet; this version has train, generate, bench step"))
+            Failure::usage(format!("`umbra {name}` is not built yet"))
+                .expected("train, generate, report or bench step")
                 .hint("umbra --help lists what there is"),
         )
     }

@@ -2,7 +2,7 @@
 
 use crate::cli::GenerateArgs;
 use crate::data::tokenizer::TextStream;
-use crate::host::clock;
+use crate::host::{answer, clock};
 use crate::launch::meet;
 use crate::plan::ModelSource;
 use crate::source::Source;
@@ -13,7 +13,7 @@ use optim::weights::{Context, Weights};
 use optim::{Layout, State};
 use spmd_core::rng::{Purpose, Stream};
 use spmd_core::{Device, Policy, UnitModel};
-use std::io::{Read, Write};
+use std::io::Read;
 
 /// Continues a text on every rank; rank 0 writes it to standard output as it comes.
 ///
@@ -47,25 +47,20 @@ pub fn generate(args: &GenerateArgs, threads: usize, comm: &Comm) -> Result<()> 
             break;
         }
         written += 1;
-        say(comm, tokenizer.get().and_then(|t| text.push(t, token)))?;
+        if !say(comm, tokenizer.get().and_then(|t| text.push(t, token)))? {
+            return Ok(());
+        }
         next = vec![token];
     }
     let rest = tokenizer.get().and_then(|t| text.finish(t)).map(|rest| rest + "\n");
-    say(comm, rest)
+    say(comm, rest).map(|_| ())
 }
 
-/// Rank 0 writes; a text that cannot be written stops every rank.
-fn say(comm: &Comm, text: Result<String>) -> Result<()> {
-    let written = text.and_then(|text| {
-        if comm.rank() != 0 {
-            return Ok(());
-        }
-        let mut out = std::io::stdout().lock();
-        out.write_all(text.as_bytes())
-            .and_then(|()| out.flush())
-            .map_err(|e| Failure::disk("the text could not be written to standard output").found(e))
-    });
-    meet(comm, written)
+/// Rank 0 writes; a text that cannot be written stops every rank. `false`, on every rank: nobody reads any more.
+fn say(comm: &Comm, text: Result<String>) -> Result<bool> {
+    let written = text.and_then(|text| if comm.rank() == 0 { answer(&text) } else { Ok(true) });
+    let read = meet(comm, written)?;
+    Ok(comm.gather_u64(&[u64::from(read)]).map_err(Failure::from)?[0] == 1)
 }
 
 /// The prompt: the flag, or rank 0's standard input, which only rank 0 has under mpirun.
@@ -98,7 +93,7 @@ impl Session {
         let precision = Policy::Fp32.precision();
         let device = Device::cpu(threads)?;
         let mut model = Mistral::new(device.clone(), source.config.clone(), precision.compute, 1, prompt)?;
-        let positions = (prompt + args.max_new_tokens).min(source.config.max_positions);
+        let positions = prompt.saturating_add(args.max_new_tokens).min(source.config.max_positions);
         model.reserve_positions(positions);
         let layout = Layout::new(model.units(), comm.rank(), comm.world(), false);
         let mut state = State::weights_only(&device, &layout, &precision).map_err(Failure::from)?;

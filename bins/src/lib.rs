@@ -12,6 +12,7 @@ pub mod memory;
 pub mod metrics;
 pub mod plan;
 pub mod progress;
+pub mod report;
 pub mod run;
 pub mod source;
 pub mod svg;

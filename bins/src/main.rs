@@ -2,10 +2,11 @@
 
 use collectives::{Comm, Launch};
 use std::process::ExitCode;
-use umbra::cli::{Bench, BenchArgs, Cli, Command};
+use umbra::cli::{Bench, BenchArgs, ClapOutcome, Cli, Command};
+use umbra::host::note;
 use umbra::launch::meet;
 use umbra::plan::RunPlan;
-use umbra::{Exit, Failure, Result, bench, cli, generate, host, run};
+use umbra::{Exit, Failure, Result, bench, cli, generate, host, report, run};
 
 fn var(name: &str) -> Option<String> {
     std::env::var(name).ok()
@@ -19,20 +20,33 @@ fn main() -> ExitCode {
         Ok(comm) => comm,
         Err(error) => {
             let failure = Failure::from(error);
-            eprintln!("{failure}");
+            note(&failure);
             return ExitCode::from(failure.exit as u8);
         }
     };
-    let code = match parsed {
-        Ok(cli) => finish_with(&comm, command(cli, &comm)),
-        Err(outcome) => {
-            if comm.rank() == 0 {
-                outcome.print();
-            }
-            outcome.exit_code() as u8
-        }
+    let code = match read_by_all(parsed, &comm) {
+        Ok(Ok(cli)) => finish_with(&comm, command(cli, &comm)),
+        Ok(Err(code)) => code,
+        Err(failure) => finish_with(&comm, Err(failure)),
     };
     leave(comm, code)
+}
+
+/// This rank's command line if every rank can read its own; otherwise the first rank that cannot says so, and all leave
+/// with its exit code.
+fn read_by_all(parsed: Result<Cli, ClapOutcome>, comm: &Comm) -> Result<Result<Cli, u8>> {
+    const READ: u64 = u64::MAX;
+    let own = parsed.as_ref().err().map_or(READ, |outcome| outcome.exit_code() as u64);
+    let codes = comm.gather_u64(&[own]).map_err(Failure::from)?;
+    let first = codes.iter().position(|code| *code != READ);
+    Ok(match (first, parsed) {
+        (None, Ok(cli)) => Ok(cli),
+        (Some(rank), Err(outcome)) if rank == comm.rank() => {
+            outcome.print();
+            Err(outcome.exit_code() as u8)
+        }
+        (rank, _) => Err(codes[rank.unwrap_or(0)] as u8),
+    })
 }
 
 fn command(cli: Cli, comm: &Comm) -> Result<()> {
@@ -45,6 +59,14 @@ fn command(cli: Cli, comm: &Comm) -> Result<()> {
         Command::Generate(args) => {
             meet(comm, args.check())?;
             generate::generate(&args, args.threads.unwrap_or(cores), comm)
+        }
+        // It is about files alone: one rank reads them, the others wait.
+        Command::Report(args) => {
+            if comm.rank() == 0 {
+                report::report(&args)
+            } else {
+                Ok(())
+            }
         }
         Command::Bench(BenchArgs { what: Bench::Step(args) }) => {
             meet(comm, args.check())?;
@@ -62,7 +84,7 @@ fn finish_with(comm: &Comm, result: Result<()>) -> u8 {
         Err(failure) => {
             // Every rank has the same failure, unless they could not meet: then each says what it knows.
             if comm.rank() == 0 || failure.exit == Exit::Lost {
-                eprintln!("{failure}");
+                note(&failure);
             }
             if failure.exit == Exit::Lost {
                 collectives::abort(failure.exit as i32);
@@ -77,7 +99,7 @@ fn leave(comm: Comm, code: u8) -> ExitCode {
     match comm.finish() {
         Ok(()) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("{}", Failure::from(error));
+            note(Failure::from(error));
             collectives::abort(if code == 0 { Exit::Lost as i32 } else { code as i32 })
         }
     }

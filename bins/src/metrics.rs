@@ -106,6 +106,14 @@ impl MetricsWriter {
     }
 }
 
+/// The middle one of some values, or the mean of the two in the middle; none of none.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let (low, high) = (sorted.get(sorted.len().checked_sub(1)? / 2)?, sorted.get(sorted.len() / 2)?);
+    Some((low + high) / 2.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,6 +167,14 @@ mod tests {
             assert_eq!(value[name], Value::Null, "{name}");
         }
         assert_eq!(value["arrived"], 1.0);
+    }
+
+    #[test]
+    fn medians_do_not_depend_on_order() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[3.0]), Some(3.0));
+        assert_eq!(median(&[9.0, 1.0, 4.0]), Some(4.0));
+        assert_eq!(median(&[9.0, 1.0, 4.0, 2.0]), Some(3.0));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What rank 0 says while a run goes on, on standard error: one moving line on a terminal, and otherwise now and then a
 //! line, so that a log file stays readable.
 
+use crate::host::note;
 use crate::metrics::StepRecord;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -53,7 +54,7 @@ impl Progress {
             bar.set_position(done);
             bar.set_message(with_eta(record));
         } else if !last && due(done - self.said_step.min(done), self.total, self.said.elapsed()) {
-            eprintln!("step {done}/{}  {}", self.total, with_eta(record));
+            note(format_args!("step {done}/{}  {}", self.total, with_eta(record)));
             self.said = Instant::now();
             self.said_step = done;
         }
@@ -63,8 +64,8 @@ impl Progress {
     pub fn say(&self, text: &str) {
         match &self.bar {
             _ if !self.shown => {}
-            Some(bar) => bar.suspend(|| eprintln!("{text}")),
-            None => eprintln!("{text}"),
+            Some(bar) => bar.suspend(|| note(text)),
+            None => note(text),
         }
     }
 
@@ -74,7 +75,7 @@ impl Progress {
             bar.finish_and_clear();
         }
         if let (true, Some(record)) = (self.shown, last) {
-            eprintln!("step {}/{}  {}", record.step + 1, self.total, describe(record));
+            note(format_args!("step {}/{}  {}", record.step + 1, self.total, describe(record)));
         }
     }
 }

@@ -1,10 +1,11 @@
 //! `umbra train`: prepare, load, step, save. Ranks meet after every phase that can fail on one of them alone.
 
+mod agree;
 mod output;
 pub(crate) mod prepare;
 mod record;
 
-use crate::host::clock;
+use crate::host::{clock, note};
 use crate::launch::meet;
 use crate::plan::RunPlan;
 use crate::source::Source;
@@ -23,10 +24,11 @@ use spmd_core::{Batch, Device};
 /// The failure to show, the same on every rank.
 pub fn train(plan: &RunPlan, comm: &Comm) -> Result<()> {
     let mut prepared = meet(comm, Prepared::new(plan))?;
+    agree::agree(plan, &prepared, comm)?;
     let output = match meet(comm, Output::open(plan, &prepared, comm))? {
         Start::Finished(message) => {
             if comm.rank() == 0 {
-                eprintln!("{message}");
+                note(message);
             }
             return Ok(());
         }

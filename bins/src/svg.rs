@@ -9,8 +9,12 @@ use std::path::Path;
 
 /// Width and height in pixels.
 const SIZE: (u32, u32) = (900, 540);
-/// Width of the column beside the chart that names the curves, where no curve can run under it.
-const LEGEND_WIDTH: u32 = 150;
+/// Narrowest and widest column beside the chart that names the curves, where no curve can run under it.
+const LEGEND_WIDTH: (u32, u32) = (130, 360);
+/// Where a name begins in that column, behind a piece of its line.
+const LEGEND_INDENT: u32 = 32;
+/// Width of a character of a name at most; SVG leaves the font to the reader, so this is generous.
+const LEGEND_CHARACTER: u32 = 9;
 const FONT: &str = "sans-serif";
 const INK: RGBColor = RGBColor(0x33, 0x33, 0x33);
 const GRID: RGBColor = RGBColor(0xdd, 0xdd, 0xdd);
@@ -52,7 +56,7 @@ fn draw(title: &str, x_label: &str, y_label: &str, curves: &[Curve]) -> Result<S
     {
         let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
         area.fill(&WHITE)?;
-        let (left, right) = area.split_horizontally(SIZE.0 - LEGEND_WIDTH);
+        let (left, right) = area.split_horizontally(SIZE.0 - legend_width(curves));
         chart(&left, title, (x_label, y_label), curves)?;
         legend(&right, curves)?;
         area.present()?;
@@ -91,12 +95,34 @@ where
         .y_label_formatter(&tick)
         .draw()?;
     for (i, (_, points)) in curves.iter().enumerate() {
-        let style = PALETTE[i % PALETTE.len()].stroke_width(2);
+        let style = line_style(i);
         for piece in points.split(|(x, y)| !(x.is_finite() && y.is_finite())).filter(|piece| !piece.is_empty()) {
             chart.draw_series(LineSeries::new(piece.iter().copied(), style))?;
         }
     }
     Ok(())
+}
+
+/// How curve `i` is drawn. The first, with which the others are compared, is wider, so that it still shows where another
+/// runs over it.
+fn line_style(i: usize) -> ShapeStyle {
+    PALETTE[i % PALETTE.len()].stroke_width(if i == 0 { 6 } else { 2 })
+}
+
+/// The legend's column, as wide as its longest name wants.
+fn legend_width(curves: &[Curve]) -> u32 {
+    let longest = curves.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    let wanted = u32::try_from(longest).unwrap_or(u32::MAX).saturating_mul(LEGEND_CHARACTER);
+    wanted.saturating_add(LEGEND_INDENT + 10).clamp(LEGEND_WIDTH.0, LEGEND_WIDTH.1)
+}
+
+/// A name that fits the widest legend: of a long one its end, which tells paths apart.
+fn legend_name(name: &str) -> String {
+    let room = ((LEGEND_WIDTH.1 - LEGEND_INDENT) / LEGEND_CHARACTER) as usize;
+    match name.chars().count() {
+        n if n > room => "…".chars().chain(name.chars().skip(n - room + 1)).collect(),
+        _ => name.to_owned(),
+    }
 }
 
 /// The curves' colours and names, from the top down, in an area of their own.
@@ -107,9 +133,8 @@ where
     let words = (FONT, 15).into_font().color(&INK);
     for (i, (name, _)) in curves.iter().enumerate() {
         let y = 60 + 24 * i as i32;
-        let line = PALETTE[i % PALETTE.len()].stroke_width(3);
-        area.draw(&PathElement::new([(0, y), (24, y)], line))?;
-        area.draw(&Text::new(name.as_str(), (32, y - 6), words.clone()))?;
+        area.draw(&PathElement::new([(0, y), (24, y)], line_style(i)))?;
+        area.draw(&Text::new(legend_name(name), (LEGEND_INDENT as i32, y - 7), words.clone()))?;
     }
     Ok(())
 }
@@ -172,6 +197,16 @@ mod tests {
         for curves in [vec![], vec![curve("a", &[])], vec![curve("a", &[2.0])], vec![curve("a", &[0.0, 0.0])]] {
             assert!(draw("t", "x", "y", &curves).unwrap().ends_with("</svg>\n"));
         }
+    }
+
+    #[test]
+    fn the_legend_is_as_wide_as_its_names_and_cuts_the_longest() {
+        assert_eq!(legend_width(&[curve("a", &[])]), LEGEND_WIDTH.0);
+        assert_eq!(legend_width(&[curve("seventeen letters", &[])]), 17 * 9 + 42);
+        let long = format!("{}/end", "x".repeat(90));
+        assert_eq!(legend_width(&[curve(&long, &[])]), LEGEND_WIDTH.1);
+        let shown = legend_name(&long);
+        assert!(shown.starts_with('…') && shown.ends_with("x/end") && shown.chars().count() == 36, "{shown}");
     }
 
     #[test]

@@ -2,10 +2,26 @@
 
 use crate::state::{each_run, zero_padding};
 use crate::weights::{Context, MAX_STAGE_UNITS};
-use crate::{Layout, Result};
+use crate::{Layout, Result, UnitLayout};
 use collectives::ReduceTicket;
 use spmd_core::ops::{Accumulate, Cast};
 use spmd_core::{Buffer, DType, Device, ParamSpec, Precision, Stage, UnitSpec, View, ViewMut};
+
+/// A gradient shard that grows by one contribution a micro-batch.
+#[derive(Debug)]
+struct Sum {
+    shard: Buffer,
+    /// Whether it holds anything of this step yet.
+    started: bool,
+}
+
+/// An exchange on its way: whose gradient it is.
+#[derive(Debug)]
+struct Flying {
+    unit: usize,
+    tied: bool,
+    ticket: ReduceTicket,
+}
 
 /// Full gradients of one stage, one exchange on its way, and the accumulated shards.
 #[derive(Debug)]
@@ -15,12 +31,14 @@ pub struct Grads {
     full: Vec<Buffer>,
     /// In the wire dtype; `None` while the transport has them.
     exchange: Option<(Buffer, Buffer)>,
-    flying: Option<(usize, ReduceTicket)>,
+    flying: Option<Flying>,
     /// A finished sum that is not accumulated yet.
     reduced: Buffer,
-    shards: Vec<Buffer>,
-    /// Whether a unit's shard holds anything of this step yet.
-    started: Vec<bool>,
+    shards: Vec<Sum>,
+    /// For a unit that a stage needs beside its own (a tied weight): what those stages contribute, on its own until the
+    /// step's last micro-batch. So each of the two sums is a left fold over micro-batches of a tree over lanes, like every
+    /// other gradient's, and one rank with n micro-batches makes the same bits as n ranks with one.
+    tied: Vec<Option<Sum>>,
     /// Seconds spent waiting for exchanges that were not there yet.
     pub(crate) waited: f64,
 }
@@ -36,7 +54,11 @@ impl Grads {
             full.push(device.zeros(DType::F32, len, "full gradient")?);
         }
         let wire = |what| device.zeros(precision.wire, layout.largest(), what);
-        let shards = layout.units.iter().map(|u| device.zeros(precision.accumulate, u.shard_len, "gradient shard"));
+        let sum = |len: usize| -> Result<Sum> {
+            Ok(Sum { shard: device.zeros(precision.accumulate, len, "gradient shard")?, started: false })
+        };
+        let tied =
+            |(unit, layout): (usize, &UnitLayout)| is_tied(unit, stages).then(|| sum(layout.shard_len)).transpose();
         let largest_shard = layout.units.iter().map(|u| u.shard_len).max().unwrap_or(0);
         Ok(Grads {
             precision,
@@ -44,15 +66,15 @@ impl Grads {
             exchange: Some((wire("gradient send buffer")?, wire("gradient receive buffer")?)),
             flying: None,
             reduced: device.zeros(precision.reduced, largest_shard, "reduced gradient")?,
-            shards: shards.collect::<spmd_core::Result<_>>()?,
-            started: vec![false; layout.units.len()],
+            shards: layout.units.iter().map(|u| sum(u.shard_len)).collect::<Result<_>>()?,
+            tied: layout.units.iter().enumerate().map(tied).collect::<Result<_>>()?,
             waited: 0.0,
         })
     }
 
     /// Forgets the last step's gradients.
     pub fn reset(&mut self) {
-        self.started.fill(false);
+        self.shards.iter_mut().chain(self.tied.iter_mut().flatten()).for_each(|sum| sum.started = false);
     }
 
     /// Views for the backward of `stage` to overwrite, without padding.
@@ -90,7 +112,8 @@ impl Grads {
             }
             zero_padding(send.view_mut(), layout.len);
             recv.resize(self.precision.wire, layout.padded_len(), "gradient receive buffer")?;
-            self.flying = Some((*unit, ctx.comm.reduce_scatter(ctx.device, send, recv)?));
+            let ticket = ctx.comm.reduce_scatter(ctx.device, send, recv)?;
+            self.flying = Some(Flying { unit: *unit, tied: position > 0, ticket });
         }
         Ok(())
     }
@@ -99,11 +122,12 @@ impl Grads {
     ///
     /// # Errors
     /// Ranks that do not agree, are gone or do not come in time.
-    pub fn drain(&mut self, ctx: &Context<'_>) -> Result<()> {
-        let Some((unit, ticket)) = self.flying.take() else { return Ok(()) };
+    fn drain(&mut self, ctx: &Context<'_>) -> Result<()> {
+        let Some(Flying { unit, tied, ticket }) = self.flying.take() else { return Ok(()) };
         let before = (ctx.clock)();
-        let first = !std::mem::replace(&mut self.started[unit], true);
-        let shard = &mut self.shards[unit];
+        let own = &mut self.shards[unit];
+        let Sum { shard, started } = if tied { self.tied[unit].as_mut().unwrap_or(own) } else { own };
+        let first = !std::mem::replace(started, true);
         if first && self.precision.reduced == self.precision.accumulate {
             self.exchange = Some(ticket.wait(shard.view_mut())?);
         } else {
@@ -115,9 +139,24 @@ impl Grads {
         Ok(())
     }
 
+    /// After the last micro-batch: finishes the exchange on its way and adds up the two sums of a tied weight (their order
+    /// makes no difference to two of them).
+    ///
+    /// # Errors
+    /// Ranks that do not agree, are gone or do not come in time.
+    pub fn finish(&mut self, ctx: &Context<'_>) -> Result<()> {
+        self.drain(ctx)?;
+        for (own, tied) in self.shards.iter_mut().zip(&mut self.tied) {
+            if let Some(tied) = tied {
+                ctx.device.accumulate(Accumulate { acc: own.shard.view_mut(), x: tied.shard.view(), first: false })?;
+            }
+        }
+        Ok(())
+    }
+
     /// The accumulated gradient of this rank's shard of `unit`.
     pub fn shard(&self, unit: usize) -> View<'_> {
-        self.shards[unit].view()
+        self.shards[unit].shard.view()
     }
 
     /// Hands out the accumulated gradients of this rank, widened to fp32: `take(param, start, values)`.
@@ -130,8 +169,13 @@ impl Grads {
         layout: &Layout,
         take: impl FnMut(&ParamSpec, usize, &[f32]) -> Result<(), E>,
     ) -> Result<(), E> {
-        each_run(specs, layout, |unit| self.shards[unit].view(), take)
+        each_run(specs, layout, |unit| self.shards[unit].shard.view(), take)
     }
+}
+
+/// Whether some stage needs `unit` beside its own.
+fn is_tied(unit: usize, stages: &[Stage]) -> bool {
+    stages.iter().any(|stage| stage.units.iter().skip(1).any(|other| *other == unit))
 }
 
 /// The longest padded unit at each position of a stage. With an fp32 wire the first of these and the send buffer trade
@@ -145,9 +189,11 @@ fn full_lens(layout: &Layout, stages: &[Stage]) -> Vec<usize> {
 pub fn grad_bytes(layout: &Layout, stages: &[Stage], precision: &Precision) -> [usize; 3] {
     let full: usize = full_lens(layout, stages).iter().sum();
     let largest_shard = layout.units.iter().map(|u| u.shard_len).max().unwrap_or(0);
+    let tied = |(unit, _): &(usize, &UnitLayout)| is_tied(*unit, stages);
+    let tied: usize = layout.units.iter().enumerate().filter(tied).map(|(_, u)| u.shard_len).sum();
     [
         full * DType::F32.size(),
         2 * layout.largest() * precision.wire.size(),
-        layout.shard_len() * precision.accumulate.size() + largest_shard * precision.reduced.size(),
+        (layout.shard_len() + tied) * precision.accumulate.size() + largest_shard * precision.reduced.size(),
     ]
 }

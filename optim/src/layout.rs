@@ -140,7 +140,7 @@ mod tests {
                 for rank in 0..world {
                     let r = l.owned(rank);
                     assert_eq!(r.start, at.min(len));
-                    assert!(r.is_empty() || r.start % BLOCK == 0);
+                    assert!(r.is_empty() || r.start.is_multiple_of(BLOCK));
                     at = r.end;
                 }
                 assert_eq!(at, len);

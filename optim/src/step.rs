@@ -99,7 +99,7 @@ pub fn train_step<M: UnitModel>(
         }
         t.sums.push(t.model.loss());
     }
-    t.grads.drain(&ctx)?;
+    t.grads.finish(&ctx)?;
     inspect(&t.model, &t.grads);
 
     let before = (t.clock)();

@@ -1,3 +1,5 @@
+//! The command line: what parses, what is refused, and what the help says.
+
 use super::*;
 use crate::plan::{defaults, preset};
 use clap::CommandFactory;
@@ -93,9 +95,15 @@ fn help_and_version_exit_0_and_mistakes_exit_2() {
     {
         assert_eq!(outcome(line).exit_code(), 0, "{line}");
     }
-    for line in
-        ["umbra", "umbra tain", "umbra train --lrr 1", "umbra train --steps many", "umbra bench", "umbra generate"]
-    {
+    for line in [
+        "umbra",
+        "umbra tain",
+        "umbra train --lrr 1",
+        "umbra train --steps many",
+        "umbra bench",
+        "umbra generate",
+        "umbra report",
+    ] {
         assert_eq!(outcome(line).exit_code(), 2, "{line}");
     }
     assert!(outcome("umbra train --policy fsdp").text().contains("fsdp-mixed"));
@@ -107,7 +115,6 @@ fn what_is_not_built_is_refused_by_name() {
     let cases = [
         ("plan --model DIR --lr 1e-5", "plan"),
         ("compare --policies shadow,fsdp-low", "compare"),
-        ("report umbra-out", "report"),
         ("config diff A B", "config"),
         ("data check rows.jsonl", "data"),
         ("checkpoint verify DIR", "checkpoint"),
@@ -121,7 +128,7 @@ fn what_is_not_built_is_refused_by_name() {
         assert_eq!(failure.exit, crate::Exit::Usage);
         assert!(failure.what.starts_with(&format!("`umbra {name}` is not built yet")), "{}", failure.what);
     }
-    for line in ["umbra train", "umbra generate --model tiny", "umbra bench step"] {
+    for line in ["umbra train", "umbra generate --model tiny", "umbra report umbra-out", "umbra bench step"] {
         assert!(parse(line.split_whitespace()).unwrap().command.not_built().is_none(), "{line}");
     }
 }
@@ -182,6 +189,19 @@ fn generate_reads_and_checks_its_numbers() {
         let flag = bad.split(' ').next().unwrap();
         assert_eq!(args(bad).check().unwrap_err().place.as_deref(), Some(flag));
     }
+}
+
+#[test]
+fn report_takes_runs_and_a_picture() {
+    let args = |line: &str| match parse(format!("umbra report {line}").split_whitespace()).unwrap().command {
+        Command::Report(args) => args,
+        other => panic!("{other:?}"),
+    };
+    let given = args("a b/c --svg loss.svg");
+    assert_eq!(given.runs, [PathBuf::from("a"), "b/c".into()]);
+    assert_eq!(given.svg, Some("loss.svg".into()));
+    assert_eq!(args("a").svg, None);
+    assert!(outcome("umbra report a --html b").text().contains("--html"));
 }
 
 #[test]

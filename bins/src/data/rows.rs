@@ -131,6 +131,12 @@ impl Dataset {
         self.rows.iter().map(|row| row.len as usize).max().unwrap_or(0)
     }
 
+    /// A hash of every token and label (FNV-1a over their 32 bits): equal rows, equal hash.
+    pub fn hash(&self) -> u64 {
+        let add = |h: u64, word: &u32| (h ^ u64::from(*word)).wrapping_mul(0x0000_0100_0000_01b3);
+        self.ids.iter().chain(&self.labels).fold(0xcbf2_9ce4_8422_2325, add)
+    }
+
     /// Rows that were cut to the limit.
     pub fn cut(&self) -> usize {
         self.cut

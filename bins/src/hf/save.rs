@@ -134,6 +134,11 @@ impl ModelWriter {
         folder::put_in_place(&self.dir)
     }
 
+    /// Rank 0, when writing failed: removes what was written so far. What cannot be removed stays under its other name.
+    pub fn discard(&self) {
+        let _ = folder::remove_ours(&folder::partial(&self.dir));
+    }
+
     /// `config` with a dtype that is true, or `None` where it already is: some tensor has the dtype it names. The most
     /// common dtype (by elements) is the one written.
     fn config_to_write(&self, config: &Value) -> Option<Value> {

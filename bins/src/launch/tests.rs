@@ -1,3 +1,5 @@
+//! Ranks that agree on a failure.
+
 use super::*;
 use collectives::threads;
 use std::time::Duration;

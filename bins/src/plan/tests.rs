@@ -1,3 +1,5 @@
+//! Settings resolved, and contradictions refused.
+
 use super::*;
 use crate::cli::{Command, parse};
 

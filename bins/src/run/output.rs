@@ -4,6 +4,7 @@ use super::prepare::Prepared;
 use super::record::Recorder;
 use crate::hf::dump_tensors;
 use crate::hf::save::{MAX_SHARD_BYTES, ModelWriter, check_target};
+use crate::host::{answer, note};
 use crate::launch::meet;
 use crate::metrics::MetricsWriter;
 use crate::plan::{Resume, RunPlan};
@@ -16,6 +17,7 @@ use serde_json::{Value, json};
 use spmd_core::{Batch, UnitSpec};
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// The folder of a run that is to be made.
@@ -38,11 +40,12 @@ pub(crate) enum Start {
 const FREE: [&str; 6] = ["threads", "log_every", "dump", "out", "resume", "preset"];
 
 impl Output {
-    /// Looks at the folder; rank 0 makes it. Nothing in it is touched.
+    /// Looks at the folder; rank 0 tries whether it can be made and written. Nothing is left behind: a run that fails
+    /// before its first step has no folder.
     pub(crate) fn open(plan: &RunPlan, prepared: &Prepared, comm: &Comm) -> Result<Start> {
         let root = comm.rank() == 0;
         let dir = plan.out.clone();
-        let earlier = read_run(&dir)?;
+        let earlier = read_run(&dir, comm)?;
         if let Some(earlier) = &earlier {
             if plan.resume == Resume::Never {
                 return Err(Failure::usage("the output folder already holds a run")
@@ -59,13 +62,16 @@ impl Output {
             }
         }
         if root {
-            fs::create_dir_all(&dir).map_err(|e| disk(&dir, "the output folder cannot be made", &e))?;
-            // Writing is tried now, not after hours of training.
-            let probe = dir.join(".umbra-write-probe");
-            fs::write(&probe, b"x")
-                .and_then(|()| fs::remove_file(&probe))
-                .map_err(|e| disk(&dir, "the output folder cannot be written", &e))?;
-            check_target(&dir.join("model"))?;
+            let model = dir.join("model");
+            check_target(&model)?;
+            if earlier.is_none() && fs::read_dir(&model).is_ok_and(|mut entries| entries.next().is_some()) {
+                return Err(Failure::disk("the output folder holds a model that no run here has written")
+                    .at(model.display())
+                    .expected("a new folder, or one with the run.json of an earlier run")
+                    .found("a model and no run.json")
+                    .hint("another --out: this run would replace that model"));
+            }
+            try_to_write(&dir)?;
         }
         Ok(Start::Fresh(Output { dir, root }))
     }
@@ -75,7 +81,8 @@ impl Output {
         if !self.root {
             return Ok(());
         }
-        eprintln!("{}", recorder.startup_table());
+        note(recorder.startup_table());
+        fs::create_dir_all(&self.dir).map_err(|e| disk(&self.dir, CANNOT_MAKE, &e))?;
         self.write_run(plan, false, prepared.steps)?;
         let metrics = self.dir.join("metrics.jsonl");
         if metrics.exists() {
@@ -96,8 +103,12 @@ impl Output {
         let write =
             |param: &spmd_core::ParamSpec, start: usize, values: &[f32]| writer.write(&param.name, start, values);
         let written = trainer.state.each(source.units(), &trainer.layout, write).and_then(|()| writer.sync());
-        meet(comm, written)?;
-        meet(comm, root(&|| writer.finish(source.dir.as_deref(), &source.config_json)))
+        let saved = meet(comm, written)
+            .and_then(|()| meet(comm, root(&|| writer.finish(source.dir.as_deref(), &source.config_json))));
+        if saved.is_err() && self.root {
+            writer.discard();
+        }
+        saved
     }
 
     /// Rank 0: marks the run as finished and says where its results are.
@@ -106,8 +117,7 @@ impl Output {
             return Ok(());
         }
         self.write_run(plan, true, steps)?;
-        println!("{}", self.dir.join("model").display());
-        Ok(())
+        answer(&format!("{}\n", self.dir.join("model").display())).map(|_| ())
     }
 
     fn write_run(&self, plan: &RunPlan, finished: bool, steps: u64) -> Result<()> {
@@ -124,19 +134,44 @@ impl Output {
     }
 }
 
-fn read_run(dir: &Path) -> Result<Option<Value>> {
-    let path = dir.join("run.json");
-    match fs::read(&path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(disk(&path, "run.json cannot be read", &e)),
-        Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|e| {
-            Failure::disk("run.json of an earlier run is damaged")
-                .at(path.display())
-                .found(e)
-                .hint("another --out, or remove the folder")
-        }),
+const CANNOT_MAKE: &str = "the output folder cannot be made";
+
+/// Makes the folder and a file in it now, not after hours of training, and removes what it made.
+fn try_to_write(dir: &Path) -> Result<()> {
+    let missing: Vec<&Path> = dir.ancestors().take_while(|d| !d.as_os_str().is_empty() && !d.exists()).collect();
+    let probe = dir.join(".umbra-write-probe");
+    let tried = fs::create_dir_all(dir).map_err(|e| disk(dir, CANNOT_MAKE, &e)).and_then(|()| {
+        fs::write(&probe, b"x")
+            .and_then(|()| fs::remove_file(&probe))
+            .map_err(|e| disk(dir, "the output folder cannot be written", &e))
+    });
+    for made in missing {
+        // One that could not be made is not there to be removed.
+        let _ = fs::remove_dir(made);
     }
+    tried
 }
+
+/// What rank 0 finds in the folder, told to every rank: one that sees another disk must not decide otherwise.
+fn read_run(dir: &Path, comm: &Comm) -> Result<Option<Value>> {
+    let path = dir.join("run.json");
+    let read = match if comm.rank() == 0 { fs::read(&path) } else { Ok(Vec::new()) } {
+        Ok(bytes) => Ok(bytes),
+        // Below a file there is nothing; that nothing can be made there is said when it is tried.
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(NO_RUN.to_vec()),
+        Err(e) => Err(disk(&path, "run.json cannot be read", &e)),
+    };
+    let bytes = comm.broadcast_bytes(0, meet(comm, read)?).map_err(Failure::from)?;
+    serde_json::from_slice(&bytes).map_err(|e| {
+        Failure::disk("run.json of an earlier run is damaged")
+            .at(path.display())
+            .found(e)
+            .hint("another --out, or remove the folder")
+    })
+}
+
+/// What stands for a run.json that is not there.
+const NO_RUN: &[u8] = b"null";
 
 /// Refuses to call a run finished whose settings were others.
 fn differs(earlier: &Value, now: &Value, dir: &Path) -> Result<()> {

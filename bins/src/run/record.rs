@@ -1,7 +1,7 @@
 //! What a step reports: measured on every rank, gathered once, written by rank 0.
 
 use super::prepare::Prepared;
-use crate::host::clock;
+use crate::host::{clock, sgemm_rate};
 use crate::metrics::{MetricsWriter, StepRecord};
 use crate::plan::RunPlan;
 use crate::progress::Progress;
@@ -10,8 +10,10 @@ use crate::{Failure, Result, memory};
 use collectives::Comm;
 use models::{Config, params};
 use optim::StepReport;
-use spmd_core::ops::LinearForward;
-use spmd_core::{Batch, Buffer, DType, Device};
+use spmd_core::{Batch, Device};
+
+/// The product whose speed `mfu` is a share of: this many rows, columns and terms, a few milliseconds in all.
+const SGEMM: usize = 512;
 
 /// Keeps counts, writes metrics and shows progress.
 #[derive(Debug)]
@@ -41,7 +43,7 @@ impl Recorder {
         comm: &Comm,
         baseline: Option<u64>,
     ) -> Result<Self> {
-        let rate = sgemm_rate(device).map_err(Failure::from)?;
+        let rate = sgemm_rate(device, SGEMM).map_err(Failure::from)?;
         let own = [rate, baseline.unwrap_or(0) as f64];
         let gathered = comm.gather_f64(&own).map_err(Failure::from)?;
         let peak = gathered.iter().step_by(2).sum();
@@ -153,21 +155,6 @@ fn flops(config: &Config, micro: &[Batch]) -> f64 {
         weights * (b.rows * b.cols) as f64 + attention * pairs
     };
     micro.iter().map(batch).sum()
-}
-
-/// Operations a second of a 512³ fp32 product on this rank: the best of three, a few milliseconds in all.
-fn sgemm_rate(device: &Device) -> spmd_core::Result<f64> {
-    const N: usize = 512;
-    let ones = Buffer::from_f32(DType::F32, &vec![1.0; N * N], "sgemm probe")?;
-    let mut out = Buffer::zeros(DType::F32, N * N, "sgemm probe")?;
-    let mut best = f64::INFINITY;
-    for _ in 0..3 {
-        let started = clock();
-        let (x, w) = (ones.view(), ones.view());
-        device.linear_forward(LinearForward { x, w, out: out.view_mut(), rows: N, inputs: N, outputs: N })?;
-        best = best.min(clock() - started);
-    }
-    Ok(2.0 * (N * N * N) as f64 / best)
 }
 
 fn facts(plan: &RunPlan, prepared: &Prepared, device: &Device, baseline: Option<u64>) -> StartupFacts {

@@ -1,3 +1,5 @@
+//! Tables, units and the start-up table.
+
 use super::*;
 
 fn facts() -> StartupFacts {

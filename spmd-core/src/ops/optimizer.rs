@@ -77,7 +77,8 @@ pub struct BlockStats {
 ///   `v ← v·β₂`, `v ← v + ((1−β₂)·g)·g`, `d ← √v/√bc2 + eps`, `p ← p − ((lr/bc1)·m)/d`, every operation fp32, scalars
 ///   computed in f64 and rounded to fp32; stored with one rounding.
 /// * [`Arithmetic::Fp32Fused`] (DeepSpeed multi_tensor_adam.cu): `m = β₁m + (1−β₁)g`, `v = β₂v + (1−β₂)g·g`,
-///   `u = (m/bc1)/(√(v/bc2)+eps) + wd·p`, `p ← p − lr·u`, scalars fp32.
+///   `u = (m/bc1)/(√(v/bc2)+eps) + wd·p`, `p ← p − lr·u`, scalars fp32: β itself is rounded to fp32 first, so that
+///   `1−β₂` is 1.3e-5 smaller than torch's, and so is the bias correction that it meets.
 /// * [`Arithmetic::Bf16PerOp`]: the torch order with a bf16 rounding after each operation listed above.
 ///
 /// [`Rounding::Stochastic`] stores shadow, exp_avg and exp_avg_sq by [`crate::rng::stochastic_bf16`].

@@ -1,3 +1,5 @@
+//! Which row goes where, and what a batch holds.
+
 use super::*;
 use crate::Exit;
 use crate::data::{LazyTokenizer, Limits};

@@ -1,3 +1,5 @@
+//! Rows read from files, good and bad.
+
 use super::*;
 use crate::Exit;
 use tempfile::TempDir;
@@ -155,7 +157,7 @@ fn a_long_row_is_cut_only_when_told_to() {
     let path = dir.path().join("rows.jsonl");
     let text = "{\"input_ids\":[1,2,3,4,5,6,7,8,9,10],\"labels\":[1,2,3,4,5,6,7,8,-100,10]}\n{\"input_ids\":[1,2]}\n";
     std::fs::write(&path, text).unwrap();
-    let refused = Dataset::load(&[path.clone()], LIMITS, &LazyTokenizer::byte()).unwrap_err();
+    let refused = Dataset::load(std::slice::from_ref(&path), LIMITS, &LazyTokenizer::byte()).unwrap_err();
     assert!(refused.to_string().contains("--truncate"), "{refused}");
     let data = Dataset::load(&[path], Limits { truncate: true, ..LIMITS }, &LazyTokenizer::byte()).unwrap();
     assert_eq!((data.len(), data.cut(), data.row(0).ids.len()), (2, 1, 8));

@@ -1,3 +1,5 @@
+//! Tokenizers: bytes, and tokenizer.json.
+
 use super::*;
 use serde_json::{Value, json};
 

@@ -1,3 +1,5 @@
+//! config.json in every spelling, and what is refused.
+
 use super::*;
 use crate::Exit;
 

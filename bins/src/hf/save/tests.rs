@@ -1,3 +1,5 @@
+//! Model folders written and read back.
+
 use super::*;
 use crate::hf::WeightFiles;
 use crate::hf::fixture::{self, tensor, unit};

@@ -1,3 +1,5 @@
+//! Weights read from folders, whole and damaged.
+
 use super::*;
 use crate::Exit;
 use crate::hf::fixture::{self, Tensor, tensor, unit};

@@ -1,3 +1,5 @@
+//! Attention against a plain reference, and its gradients.
+
 use super::reference::{Reference, forward_value};
 use super::*;
 use crate::Buffer;

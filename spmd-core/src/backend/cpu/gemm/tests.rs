@@ -1,3 +1,5 @@
+//! Matrix products against a plain reference.
+
 use super::*;
 use crate::backend::cpu::bounds::{assert_within, exact, random, zeros};
 use crate::backend::cpu::testing::U;

@@ -1,3 +1,5 @@
+//! Cross-entropy against a plain reference, and its gradient.
+
 use super::*;
 use crate::backend::cpu::bounds::{assert_within, exact, random, zeros};
 use crate::backend::cpu::testing::U;

@@ -1,3 +1,5 @@
+//! RMSNorm against a plain reference, and its gradients.
+
 use super::*;
 use crate::DType::{self, Bf16, F32};
 use crate::backend::cpu::testing::{U, U16, buffer, normal, same_on_threads, slope, wide};

@@ -11,7 +11,8 @@ pub(super) const TILE: usize = 256;
 /// Lanes of the statistics' sums: position `i` of a block is added to lane `i % LANES`.
 pub(super) const LANES: usize = 8;
 
-/// The scalars of a step as the arithmetic takes them: computed in f64, rounded to fp32.
+/// The scalars of a step as the arithmetic takes them: computed in f64 and rounded to fp32, as torch does; DeepSpeed's
+/// kernel receives fp32 scalars, subtracts its β from one in fp32, and corrects the bias with powers of the fp32 β.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Factors {
     arithmetic: Arithmetic,
@@ -37,14 +38,19 @@ pub(super) struct Factors {
 impl Factors {
     pub(super) fn new(s: &AdamWScalars, arithmetic: Arithmetic) -> Self {
         let t = s.t as f64;
-        let (bc1, bc2) = (1.0 - s.beta1.powf(t), 1.0 - s.beta2.powf(t));
+        let (beta1, beta2) = match arithmetic {
+            Arithmetic::Fp32Fused => (s.beta1 as f32 as f64, s.beta2 as f32 as f64),
+            Arithmetic::Fp32Torch | Arithmetic::Bf16PerOp => (s.beta1, s.beta2),
+        };
+        let (bc1, bc2) = (1.0 - beta1.powf(t), 1.0 - beta2.powf(t));
         Factors {
             arithmetic,
             clip: s.clip_coef,
-            beta1: s.beta1 as f32,
-            beta2: s.beta2 as f32,
-            one_minus_beta1: (1.0 - s.beta1) as f32,
-            one_minus_beta2: (1.0 - s.beta2) as f32,
+            beta1: beta1 as f32,
+            beta2: beta2 as f32,
+            // The difference of one and an fp32 β is the same rounded from f64 as computed in fp32.
+            one_minus_beta1: (1.0 - beta1) as f32,
+            one_minus_beta2: (1.0 - beta2) as f32,
             bc1: bc1 as f32,
             bc2: bc2 as f32,
             sqrt_bc2: bc2.sqrt() as f32,

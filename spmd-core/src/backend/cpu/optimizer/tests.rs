@@ -1,3 +1,5 @@
+//! AdamW in both arithmetics, bit for bit.
+
 use super::*;
 use crate::DType::{self, Bf16, F32};
 use crate::backend::cpu::testing::{U, buffer, normal, same_on_threads};
@@ -97,10 +99,11 @@ fn one(s: &AdamWScalars, arithmetic: Arithmetic, decay: bool, [p, m, v, g]: [f32
             [p * (1.0 - s.lr * wd) as f32 - (step * m) / d, m, v, asked(m, d)]
         }
         Fp32Fused => {
+            let correction = |b: f32| (1.0 - (b as f64).powf(s.t as f64)) as f32;
             let g = g * s.clip_coef;
-            let m = b1 * m + c1 * g;
-            let v = b2 * v + (c2 * g) * g;
-            let u = (m / bc1 as f32) / ((v / bc2 as f32).sqrt() + eps) + wd as f32 * p;
+            let m = b1 * m + (1.0 - b1) * g;
+            let v = b2 * v + ((1.0 - b2) * g) * g;
+            let u = (m / correction(b1)) / ((v / correction(b2)).sqrt() + eps) + wd as f32 * p;
             [p - lr * u, m, v, -(lr * u)]
         }
         Bf16PerOp => {
@@ -166,14 +169,16 @@ fn every_form_dtype_and_rounding_is_the_definition() {
 fn fp32_forms_are_adamw_in_exact_arithmetic() {
     let shard = Shard::new([F32; 4], LEN);
     let s = SCALARS;
-    for arithmetic in [Fp32Torch, Fp32Fused] {
+    for (arithmetic, [beta1, beta2]) in
+        [(Fp32Torch, [s.beta1, s.beta2]), (Fp32Fused, [s.beta1, s.beta2].map(|b| b as f32 as f64))]
+    {
         let ([p, m, v], _) = shard.step(&pieces(), s, arithmetic, Nearest);
         for piece in pieces() {
             for i in piece.range.clone() {
                 let [p0, m0, v0, g] = [0, 1, 2, 3].map(|k| shard.values[k][i] as f64);
                 let g = g * s.clip_coef as f64;
-                let (m1, v1) = (s.beta1 * m0 + (1.0 - s.beta1) * g, s.beta2 * v0 + (1.0 - s.beta2) * g * g);
-                let (bc1, bc2) = (1.0 - s.beta1.powi(3), 1.0 - s.beta2.powi(3));
+                let (m1, v1) = (beta1 * m0 + (1.0 - beta1) * g, beta2 * v0 + (1.0 - beta2) * g * g);
+                let (bc1, bc2) = (1.0 - beta1.powi(3), 1.0 - beta2.powi(3));
                 let decay = if piece.decay { s.lr * s.weight_decay } else { 0.0 };
                 let step = s.lr * (m1 / bc1) / ((v1 / bc2).sqrt() + s.eps);
                 // The scalars and some six operations round, each on numbers no larger than these; √ halves v's errors.

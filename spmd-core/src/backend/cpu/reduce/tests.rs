@@ -1,3 +1,5 @@
+//! The ordered sum of slices.
+
 use super::*;
 use crate::DType::{Bf16, F32};
 use crate::backend::cpu::testing::{buffer, normal, same_on_threads};

@@ -1,3 +1,5 @@
+//! RoPE against a plain reference, and its gradient.
+
 use super::*;
 use crate::DType::{self, Bf16, F32};
 use crate::backend::cpu::testing::{U, buffer, normal, same_on_threads, slope, wide};
