@@ -57,7 +57,10 @@ mod tests {
     #[test]
     fn a_difference_is_named_with_both_values() {
         let failure = differs(br#"{"lr":1e-5,"seed":0}"#, br#"{"lr":2e-5,"seed":0}"#, 3).to_string();
-        assert!(failure.contains("rank 3") && failure.contains("lr: 1e-5") || failure.contains("lr: 0.00001"), "{failure}");
+        assert!(
+            failure.contains("rank 3") && failure.contains("lr: 1e-5") || failure.contains("lr: 0.00001"),
+            "{failure}"
+        );
         assert!(failure.contains("2e-5") || failure.contains("0.00002"), "{failure}");
         assert!(!failure.contains("seed"), "{failure}");
     }
