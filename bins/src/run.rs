@@ -131,7 +131,7 @@ impl From<optim::Error> for Failure {
             optim::Error::Comm(comm) => comm.into(),
             optim::Error::NotFinite { .. } => Failure::new(Exit::NotFinite, error.to_string())
                 .expected("finite numbers; no weight was changed by this step")
-                .hint("a smaller --lr, a longer warm-up, or --policy fp32 to see whether precision is the cause"),
+                .hint("a smaller --lr or a longer warm-up; under another policy than fp32, --policy fp32 tells whether precision is the cause"),
         }
     }
 }

@@ -74,7 +74,7 @@ fn a_killed_rank_ends_the_job() {
 
 #[test]
 fn a_killed_run_of_one_rank_leaves_no_model_and_can_be_started_again() {
-    let _machine = exclusive();
+    let machine = exclusive();
     let dir = folder();
     let out = dir.path().join("out");
     let mut job = start(1, &out);
@@ -82,7 +82,7 @@ fn a_killed_run_of_one_rank_leaves_no_model_and_can_be_started_again() {
     signal("KILL", job.id());
     assert_eq!(job.wait().code, None, "a signal ended it");
     no_model(&out);
-    drop(_machine);
+    drop(machine);
     let again = run(command(1).args(["train", "--steps", "2", "--seq-len", "32", "--out"]).arg(&out));
     assert_eq!(again.code, Some(0), "{}", again.stderr);
     assert_eq!(lines(&out), 2, "the steps of the run that was killed are not kept among those of the new one");
@@ -112,9 +112,7 @@ fn a_rank_that_hangs_goes_with_its_launcher() {
     let ids = job.ranks();
     signal("STOP", ids[1]);
     signal("KILL", job.id());
-    let begin = Instant::now();
-    let output = job.wait();
-    assert_eq!(output.code, None, "a signal ended it");
+    assert_eq!(job.wait().code, None, "a signal ended it");
     all_gone(&ids);
     no_model(&out);
 }
