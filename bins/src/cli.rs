@@ -111,7 +111,7 @@ impl GenerateArgs {
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
             return Err(bad_value("--top-p", "a probability above 0 and up to 1", self.top_p));
         }
-        at_least_one("--threads", self.threads)
+        sane_threads(self.threads)
     }
 }
 
@@ -182,7 +182,7 @@ impl BenchStepArgs {
     pub fn check(&self) -> crate::Result<()> {
         at_least_one("--steps", Some(usize::try_from(self.steps).unwrap_or(usize::MAX)))?;
         at_least_one("--micro-batch", Some(self.micro_batch))?;
-        at_least_one("--threads", self.threads)?;
+        sane_threads(self.threads)?;
         if self.seq_len < 2 {
             return Err(bad_value("--seq-len", "2 or more: a row of one token has nothing to predict", self.seq_len));
         }
@@ -193,6 +193,17 @@ impl BenchStepArgs {
 /// A usage failure for a flag whose value means nothing.
 pub(crate) fn bad_value(flag: &str, expected: &str, found: impl std::fmt::Display) -> Failure {
     Failure::usage(format!("{flag} cannot be {found}")).at(flag).expected(expected).found(found)
+}
+
+/// More threads than any machine has cores; each takes memory of its own.
+const MAX_THREADS: usize = 1024;
+
+/// Refuses a number of threads that means nothing.
+pub(crate) fn sane_threads(threads: Option<usize>) -> crate::Result<()> {
+    match threads {
+        Some(n) if n > MAX_THREADS => Err(bad_value("--threads", &format!("at most {MAX_THREADS}"), n)),
+        _ => at_least_one("--threads", threads),
+    }
 }
 
 /// Refuses a count of zero.

@@ -6,4 +6,4 @@ pub mod tokenizer;
 
 pub use batches::Sampler;
 pub use rows::{Dataset, Limits, Row};
-pub use tokenizer::{LazyTokenizer, TextStream, Tokenizer};
+pub use tokenizer::{LazyTokenizer, TextStream, Tokenizer, byte_tokenizer_json};

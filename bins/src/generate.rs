@@ -27,7 +27,14 @@ pub fn generate(args: &GenerateArgs, threads: usize, comm: &Comm) -> Result<()> 
     let prompt = meet(comm, prompt(args, comm))?;
     let ids = meet(comm, tokenizer.get().and_then(|t| t.encode_prompt(&prompt)))?;
     let limit = source.config.max_positions;
-    if ids.is_empty() || ids.len() >= limit {
+    if ids.is_empty() {
+        return Err(Failure::usage("the prompt is empty")
+            .at("--prompt")
+            .expected("at least one token to continue")
+            .found("none")
+            .hint("some text to start from"));
+    }
+    if ids.len() >= limit {
         return Err(Failure::input("the prompt does not fit the model")
             .expected(format!("1 to {} tokens", limit - 1))
             .found(format!("{} tokens", ids.len()))

@@ -25,7 +25,7 @@ use spmd_core::{Batch, Device};
 pub fn train(plan: &RunPlan, comm: &Comm) -> Result<()> {
     let mut prepared = meet(comm, Prepared::new(plan))?;
     agree::agree(plan, &prepared, comm)?;
-    let output = match meet(comm, Output::open(plan, &prepared, comm))? {
+    let mut output = match meet(comm, Output::open(plan, &prepared, comm))? {
         Start::Finished(message) => {
             if comm.rank() == 0 {
                 note(message);

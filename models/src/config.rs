@@ -79,6 +79,9 @@ pub struct ConfigError {
     pub found: String,
 }
 
+/// More blocks than any model has: a larger number is a slip, and would only list units until memory is full.
+const MAX_LAYERS: usize = 4096;
+
 impl Config {
     /// Refuses geometry that cannot work.
     ///
@@ -100,6 +103,10 @@ impl Config {
             if value == 0 {
                 return Err(ConfigError { key, expected: "at least 1".to_owned(), found: "0".to_owned() });
             }
+        }
+        if self.layers > MAX_LAYERS {
+            let expected = format!("at most {MAX_LAYERS}");
+            return Err(ConfigError { key: "num_hidden_layers", expected, found: self.layers.to_string() });
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
             let expected = format!("a divisor of num_attention_heads ({})", self.heads);

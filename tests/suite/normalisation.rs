@@ -185,7 +185,7 @@ fn what_cannot_make_a_step_is_refused_before_the_first() {
     }
 }
 
-/// A step whose rows have no target is refused and named; nothing is divided by zero.
+/// A step whose rows have no target is refused by its rows before the run begins; nothing is divided by zero.
 #[test]
 fn a_step_without_a_target_is_refused_by_its_rows() {
     let (model, mut rows) = (model(), chat_rows());
@@ -200,6 +200,7 @@ fn a_step_without_a_target_is_refused_by_its_rows() {
     for part in ["step 2 has nothing to predict", "rows.jsonl:5", "rows.jsonl:6"] {
         assert!(output.stderr.contains(part), "{part} in {}", output.stderr);
     }
+    assert!(!dir.path().join("run").exists(), "no partial output");
 }
 
 /// A lane without rows counts nothing and changes nothing: the rows' mean loss over an epoch at a rate of 0 is the

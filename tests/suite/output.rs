@@ -243,3 +243,47 @@ fn the_same_command_again_under_mpirun_says_it_once() {
     assert_eq!(again.stderr.matches("this run is finished").count(), 1, "{}", again.stderr);
     assert!(finished == state(dir.path()), "nothing was touched");
 }
+
+/// Starts a short run of the embedded model into `out`.
+fn tiny(out: &Path, steps: &str) -> umbra_tests::Output {
+    let mut command = command(1);
+    command.args(["train", "--model", "tiny", "--seq-len", "32", "--threads", "1", "--steps", steps, "--out"]);
+    run(command.arg(out))
+}
+
+/// Files that carry the names of a run's and are somebody else's stay as they are.
+#[test]
+fn foreign_files_in_the_output_folder_are_kept() {
+    for (name, text) in [("run.json", "{\"name\":\"my project\"}"), ("metrics.jsonl", "{\"mine\":1}\n")] {
+        let dir = folder();
+        fs::write(dir.path().join(name), text).expect("a file");
+        let output = tiny(dir.path(), "1");
+        assert_eq!(output.code, Some(7), "{name}: {}", output.stderr);
+        assert!(output.stderr.contains(name), "{}", output.stderr);
+        assert_eq!(fs::read_to_string(dir.path().join(name)).expect("the file"), text);
+        assert_eq!(fs::read_dir(dir.path()).expect("the folder").count(), 1, "{name} alone");
+    }
+}
+
+/// While a run goes on, another one is kept out of its folder; when it was killed, the next one may start again.
+#[test]
+fn two_runs_do_not_share_a_folder() {
+    let dir = folder();
+    let out = dir.path().join("run");
+    let mut first = std::process::Command::new(umbra_tests::umbra());
+    first.args(["train", "--model", "tiny", "--seq-len", "32", "--threads", "1", "--steps", "1000000", "--out"]);
+    let mut first = first.arg(&out).stderr(std::process::Stdio::null()).spawn().expect("umbra");
+    while fs::metadata(out.join("metrics.jsonl")).map_or(0, |m| m.len()) == 0 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(first.try_wait().expect("its state").is_none(), "the first run ended early");
+    }
+    let second = tiny(&out, "2");
+    first.kill().expect("to be killed");
+    first.wait().expect("its end");
+    assert_eq!(second.code, Some(7), "{}", second.stderr);
+    assert!(second.stderr.contains("another run is writing"), "{}", second.stderr);
+    let third = tiny(&out, "2");
+    assert_eq!(third.code, Some(0), "{}", third.stderr);
+    assert!(third.stderr.contains("starts again"), "{}", third.stderr);
+    assert_eq!(fs::read_to_string(out.join("metrics.jsonl")).expect("metrics").lines().count(), 2);
+}

@@ -18,7 +18,9 @@ const OUTPUT: &str = "Output";
 
 /// `umbra train`, as written.
 #[derive(Debug, Clone, Default, Args)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 Examples:
   umbra train
       Alone: the embedded tiny model learns the embedded text in under a minute.
@@ -30,7 +32,8 @@ Examples:
       Fine-tune a Hugging Face folder; umbra-out/model is a Hugging Face folder again.
 
 The learning rate is never scaled by the number of ranks. If the loss does not move,
-look at `swallowed`: the share of weight updates that rounding threw away.")]
+look at `swallowed`: the share of weight updates that rounding threw away."
+)]
 pub struct TrainArgs {
     /// A Hugging Face model folder, or `tiny` for the embedded one [default: tiny]
     #[arg(long, value_name = "DIR|tiny", visible_alias = "model-name-or-path", help_heading = MODEL)]

@@ -1,8 +1,12 @@
 //! Text to token ids and back.
 
+mod byte_json;
+
 use crate::{Failure, Result};
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
+
+pub use byte_json::byte_tokenizer_json;
 
 /// How text becomes tokens.
 #[derive(Debug, Clone)]

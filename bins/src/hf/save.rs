@@ -111,7 +111,7 @@ impl ModelWriter {
     }
 
     /// Rank 0, after every rank's `sync`: adds `config.json` (from `config`; byte for byte the source's file where nothing
-    /// in it changes) and the tokenizer and generation files of folder `source`, syncs, and renames the folder to its final
+    /// in it changes) and the tokenizer and generation files of folder `source` (without one: the byte tokenizer), syncs, and renames the folder to its final
     /// name. A model folder of ours that has that name already is replaced.
     ///
     /// # Errors
@@ -129,6 +129,10 @@ impl ModelWriter {
             if let Some(source) = source.filter(|s| s.join(name).is_file()) {
                 folder::copy(source, &partial, name)?;
             }
+        }
+        if source.is_none() {
+            // Only a model over bytes has no folder to come from.
+            write_json(&partial.join("tokenizer.json"), &crate::data::byte_tokenizer_json())?;
         }
         folder::sync(&partial)?;
         folder::put_in_place(&self.dir)

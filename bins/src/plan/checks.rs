@@ -1,7 +1,7 @@
 //! Values that mean nothing, and pairs of flags that contradict each other.
 
 use super::{Length, RunPlan};
-use crate::cli::{ScheduleKind, TrainArgs, at_least_one, bad_value};
+use crate::cli::{ScheduleKind, TrainArgs, at_least_one, bad_value, sane_threads};
 use crate::{Failure, Result};
 
 /// Checks what can be said of each flag alone, and flags that exclude each other.
@@ -9,7 +9,7 @@ pub(super) fn written(args: &TrainArgs) -> Result<()> {
     at_least_one("--micro-batch", args.micro_batch)?;
     at_least_one("--accum", args.accum)?;
     at_least_one("--global-batch", args.global_batch)?;
-    at_least_one("--threads", args.threads)?;
+    sane_threads(args.threads)?;
     for (flag, steps) in [("--steps", args.steps), ("--log-every", args.log_every), ("--decay-steps", args.decay_steps)]
     {
         if steps == Some(0) {

@@ -16,7 +16,7 @@ use optim::{Grads, Layout, Trainer};
 use serde_json::{Value, json};
 use spmd_core::{Batch, UnitSpec};
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -25,6 +25,8 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Output {
     dir: PathBuf,
     root: bool,
+    /// Held by rank 0 as long as the run lasts, so that two runs cannot share a folder.
+    lock: Option<File>,
 }
 
 /// What the folder says about the run.
@@ -47,6 +49,9 @@ impl Output {
         let dir = plan.out.clone();
         let earlier = read_run(&dir, comm)?;
         if let Some(earlier) = &earlier {
+            if earlier.get("umbra").is_none() {
+                return Err(foreign(&dir.join("run.json")));
+            }
             if plan.resume == Resume::Never {
                 return Err(Failure::usage("the output folder already holds a run")
                     .at(dir.display())
@@ -71,18 +76,29 @@ impl Output {
                     .found("a model and no run.json")
                     .hint("another --out: this run would replace that model"));
             }
+            let metrics = dir.join("metrics.jsonl");
+            if earlier.is_none() && metrics.exists() {
+                return Err(foreign(&metrics));
+            }
             try_to_write(&dir)?;
+            if earlier.is_some() {
+                note(format_args!(
+                    "{}: an unfinished run is here; this version keeps no checkpoints, so it starts again",
+                    dir.display()
+                ));
+            }
         }
-        Ok(Start::Fresh(Output { dir, root }))
+        Ok(Start::Fresh(Output { dir, root, lock: None }))
     }
 
     /// Rank 0: shows the start-up table, writes `run.json`, opens `metrics.jsonl` anew.
-    pub(crate) fn begin(&self, plan: &RunPlan, prepared: &Prepared, recorder: &mut Recorder) -> Result<()> {
+    pub(crate) fn begin(&mut self, plan: &RunPlan, prepared: &Prepared, recorder: &mut Recorder) -> Result<()> {
         if !self.root {
             return Ok(());
         }
-        note(recorder.startup_table());
         fs::create_dir_all(&self.dir).map_err(|e| disk(&self.dir, CANNOT_MAKE, &e))?;
+        self.lock = Some(lock(&self.dir)?);
+        note(recorder.startup_table());
         self.write_run(plan, false, prepared.steps)?;
         let metrics = self.dir.join("metrics.jsonl");
         if metrics.exists() {
@@ -112,11 +128,14 @@ impl Output {
     }
 
     /// Rank 0: marks the run as finished and says where its results are.
-    pub(crate) fn finish(&self, plan: &RunPlan, steps: u64) -> Result<()> {
+    pub(crate) fn finish(&mut self, plan: &RunPlan, steps: u64) -> Result<()> {
         if !self.root {
             return Ok(());
         }
         self.write_run(plan, true, steps)?;
+        // The file is only there for other runs to see; one that cannot be removed says nothing to them.
+        self.lock = None;
+        let _ = fs::remove_file(self.dir.join(LOCK));
         answer(&format!("{}\n", self.dir.join("model").display())).map(|_| ())
     }
 
@@ -132,6 +151,32 @@ impl Output {
             .and_then(|()| fs::rename(&partial, &path))
             .map_err(|e| disk(&path, "run.json cannot be written", &e))
     }
+}
+
+/// Beside the results while a run goes on.
+const LOCK: &str = ".umbra-lock";
+
+/// Takes the folder for this run. The system lets go of it however the process ends.
+fn lock(dir: &Path) -> Result<File> {
+    let path = dir.join(LOCK);
+    let file = File::create(&path).map_err(|e| disk(&path, "the output folder cannot be locked", &e))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => Err(Failure::disk("another run is writing to the output folder")
+            .at(dir.display())
+            .expected("a folder of its own for every run")
+            .hint("another --out, or wait for that run to end")),
+        // A file system without locks (some network ones) cannot tell; runs on it are the user's to keep apart.
+        Err(fs::TryLockError::Error(_)) => Ok(file),
+    }
+}
+
+/// A file that carries the name of one of ours and is not.
+fn foreign(path: &Path) -> Failure {
+    Failure::disk("the output folder holds a file that no run here has written")
+        .at(path.display())
+        .expected("a new folder, or one with the run.json of an earlier run")
+        .hint("another --out: this run would replace that file")
 }
 
 const CANNOT_MAKE: &str = "the output folder cannot be made";

@@ -50,11 +50,12 @@ impl Prepared {
             Dataset::load(&plan.data, limits, &tokenizer)?
         };
         let longest = data.longest();
-        let sampler = Sampler::new(data, plan.micro_batch, plan.accum, plan.lanes, plan.shuffle, plan.seed)?;
+        let mut sampler = Sampler::new(data, plan.micro_batch, plan.accum, plan.lanes, plan.shuffle, plan.seed)?;
         let steps = match plan.length {
             Length::Steps(steps) => steps,
             Length::Epochs(epochs) => ((epochs * sampler.steps_per_epoch() as f64).ceil() as u64).max(1),
         };
+        check_targets(&mut sampler, steps)?;
         let schedule = schedule(plan, steps)?;
         let segments = segments(plan, &source, longest);
         Ok(Prepared { source, sampler, longest, steps, schedule, segments })
@@ -126,6 +127,16 @@ pub(crate) fn segments(plan: &RunPlan, source: &Source, longest: usize) -> Vec<(
         ("kernel scratch", scratch_bytes(plan.threads, &attention, precision.compute)),
     ];
     segments.into_iter().map(|(name, n)| (name.to_owned(), n as u64)).collect()
+}
+
+/// Refuses a run that would come to a step with nothing to predict, before it starts. Only data with such rows can; so that
+/// no run waits for it, the first million steps are looked at, and a later one stops when it comes.
+fn check_targets(sampler: &mut Sampler, steps: u64) -> Result<()> {
+    const LOOKED_AT: u64 = 1_000_000;
+    if sampler.data().without_target() == 0 {
+        return Ok(());
+    }
+    (0..steps.min(LOOKED_AT)).try_for_each(|step| sampler.targets(step).map(|_| ()))
 }
 
 fn schedule(plan: &RunPlan, total_steps: u64) -> Result<Schedule> {

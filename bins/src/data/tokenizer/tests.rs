@@ -109,3 +109,18 @@ fn a_folder_without_a_tokenizer_is_an_error_only_when_text_is_read() {
     assert!(lazy.get().unwrap_err().what.contains("cannot be used"));
     assert!(matches!(LazyTokenizer::byte().get(), Ok(Tokenizer::Byte)));
 }
+
+#[test]
+fn the_written_byte_tokenizer_gives_every_text_its_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tokenizer.json");
+    std::fs::write(&path, crate::data::byte_tokenizer_json().to_string()).unwrap();
+    let written = Tokenizer::from_folder(dir.path()).unwrap();
+    assert_eq!(written.vocab_size(), 256);
+    let every_low = (0..=127u8).map(char::from).collect::<String>();
+    for text in ["To be, or not\r\n\t to  be", "日本 🦀 é\u{ad}\u{a0}", &every_low] {
+        let ids = written.encode(text).unwrap();
+        assert_eq!(ids, Tokenizer::Byte.encode(text).unwrap(), "{text:?}");
+        assert_eq!(written.decode(&ids, false).unwrap(), text);
+    }
+}

@@ -77,7 +77,7 @@ fn one_file_reads_back_in_our_reader_and_in_the_safetensors_crate() {
     let top = tempfile::tempdir().unwrap();
     let dir = top.path().join("run/model");
     save(&dir, false, MAX_SHARD_BYTES, None, &json!({"dtype": "bfloat16"}), 1.0);
-    assert_eq!(names(&dir), ["config.json", "model.safetensors"]);
+    assert_eq!(names(&dir), ["config.json", "model.safetensors", "tokenizer.json"]);
     assert_eq!(names(&top.path().join("run")), ["model"]);
     holds(&dir, false, 1.0);
     let bytes = fs::read(dir.join("model.safetensors")).unwrap();
@@ -93,10 +93,8 @@ fn shards_hold_at_most_the_limit_and_the_index_names_them() {
     // 16 bytes of embedding, 8 of norm, 30 of w, 16 of the head's copy: 24 hold the first two, the others stand alone.
     save(&dir, true, 24, None, &json!({}), 0.5);
     let shard = |i: usize| format!("model-{i:05}-of-00003.safetensors");
-    assert_eq!(
-        names(&dir),
-        ["config.json".to_owned(), shard(1), shard(2), shard(3), "model.safetensors.index.json".to_owned()]
-    );
+    let (config, index, tokenizer) = ("config.json", "model.safetensors.index.json", "tokenizer.json");
+    assert_eq!(names(&dir), [config, &shard(1), &shard(2), &shard(3), index, tokenizer]);
     let index: Value = serde_json::from_slice(&fs::read(dir.join("model.safetensors.index.json")).unwrap()).unwrap();
     assert_eq!(index["metadata"]["total_size"], 70);
     let map = json!({EMBEDDING: shard(1), "model.norm.weight": shard(1), "model.layers.0.w": shard(2), HEAD: shard(3)});

@@ -10,6 +10,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+/// How the text begins that Git leaves in place of a large file it has not fetched.
+const LFS_POINTER: &[u8; 8] = b"version ";
+
 /// The longest header the format allows, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
 const LENGTH_BYTES: u64 = 8;
@@ -47,6 +50,12 @@ impl Header {
         }
         let mut length = [0; LENGTH_BYTES as usize];
         file.read_exact_at(&mut length, 0).map_err(unreadable)?;
+        if length == *LFS_POINTER {
+            return Err(fault("a weight file is a Git LFS pointer, not the weights")
+                .expected("a safetensors file")
+                .found(format!("{file_len} bytes of text that name a file elsewhere"))
+                .hint("git lfs pull in the model's repository"));
+        }
         let length = u64::from_le_bytes(length);
         if length > MAX_HEADER || length > file_len - LENGTH_BYTES {
             return Err(fault("a weight file lies about its header, or is truncated")
