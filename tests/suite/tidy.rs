@@ -211,7 +211,8 @@ fn the_product_returns_errors() {
         ("collectives/src/comm.rs", "an operation gives back the kind of thing it was given"),
         ("spmd-core/src/backend/cpu/gemm/blas.rs", "the sizes of a tile fit a C int"),
     ];
-    let macros = ["panic!", "unreachable!", "todo!", "unimplemented!", "dbg!"];
+    // Unfinished code and debugging prints are the lints' to refuse (Cargo.toml).
+    let macros = ["panic!", "unreachable!"];
     forbid("panics", &product(), &allowed, |line| {
         line.contains(".unwrap()") || line.contains(".expect(\"") || has_any(line, &macros)
     });
@@ -240,7 +241,7 @@ fn files_say_what_they_are_and_stay_short() {
 fn no_file_knows_the_machine_it_was_written_on() {
     // In two pieces each, so that this file does not break its own rule.
     let machine = [("/wo", "rk/"), ("/tm", "p/"), ("/ro", "ot/"), ("/ho", "me/"), ("../sha", "red")];
-    let hosts = [("crates", ".io"), ("pypi", ".org"), ("pythonhosted", ".org"), ("proxy.golang", ".org")];
+    let hosts = [("crates", ".io"), ("pypi", ".org"), ("pythonho", "sted.org"), ("proxy.golang", ".org")];
     let words: Vec<String> = machine.iter().chain(&hosts).map(|(a, b)| format!("{a}{b}")).collect();
     let mut bad = Vec::new();
     // Cargo writes its own lock file, and names the registry there.
