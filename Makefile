@@ -10,10 +10,10 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build test demo bench
+.PHONY: help build test demo bench matrix matrix-mutation soak
 
 help: ## say what can be made
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
 build: ## build target/release/umbra
 	@scripts/setup.sh
@@ -34,3 +34,14 @@ demo: build ## three precision policies on four ranks, side by side: a table and
 
 bench: build ## tokens per second of a 32M model on two ranks, beside its matrix products alone
 	@scripts/bench.sh
+
+# Without -p, so that every crate is built with the features it has in the tests.
+matrix: build ## train every recipe on every layout and compare the bits (many minutes); `make test` runs a part of it
+	$(CARGO) test --release --test suite -- --ignored --exact --nocapture matrix::the_whole
+
+matrix-mutation: ## break sums on purpose in a copy of the tree and expect the matrix to notice
+	@scripts/setup.sh
+	@scripts/matrix_mutants.sh
+
+soak: build ## 100 runs killed at a random moment, each started again (SOAK_KILLS, SOAK_SEED)
+	$(CARGO) test --release --test suite -- --ignored --exact --nocapture kills::many_kills_change_nothing

@@ -43,14 +43,18 @@ pub fn step(args: &BenchStepArgs, threads: usize, comm: &Comm) -> Result<()> {
     let written = TrainArgs {
         micro_batch: Some(args.micro_batch),
         policy: Some(args.policy),
+        lanes: args.lanes,
+        stage: args.stage,
+        recompute: args.recompute,
         threads: Some(threads),
         ..TrainArgs::default()
     };
-    let plan = RunPlan::resolve(&written, comm.world(), threads)?;
+    let plan = RunPlan::resolve(&written, comm.world(), threads, None)?;
     let baseline = memory::resident().unwrap_or(0);
     let device = meet(comm, Device::cpu(threads).map_err(Failure::from))?;
-    let planned: u64 = run::prepare::segments(&plan, &source, args.seq_len).iter().map(|(_, n)| n).sum();
-    let measured = meet(comm, measure(args, &source, &device, comm))?;
+    let planned: u64 =
+        run::prepare::segments(&plan, &source, args.seq_len, plan.sharding())?.iter().map(|(_, n)| n).sum();
+    let measured = meet(comm, measure(args, &plan, &source, &device, comm))?;
     let own = [
         median(&measured.step_seconds).unwrap_or(0.0),
         measured.products,
@@ -64,7 +68,7 @@ pub fn step(args: &BenchStepArgs, threads: usize, comm: &Comm) -> Result<()> {
     let all = comm.gather_f64(&own).map_err(Failure::from)?;
     let column = |i: usize| all.iter().skip(i).step_by(own.len()).copied();
     let largest = |i: usize| column(i).fold(0.0, f64::max);
-    let tokens = (args.micro_batch * args.seq_len * comm.world()) as f64;
+    let tokens = (args.micro_batch * args.seq_len * plan.lanes) as f64;
     let (seconds, products) = (largest(0), largest(1));
     // Products are replayed on one thread, so with several there is nothing to compare a step with.
     let ratio = if threads == 1 { format!("{:.3}", seconds / products) } else { "only with --threads 1".to_owned() };
@@ -73,6 +77,7 @@ pub fn step(args: &BenchStepArgs, threads: usize, comm: &Comm) -> Result<()> {
         ("model", format!("{}, {:.1}M parameters", source.shape(), params::count(source.units()) as f64 / 1e6)),
         ("policy", format!("{}: {}", args.policy, args.policy.about())),
         ("ranks", format!("{} ({}), {}", comm.world(), comm.transport(), device.name())),
+        ("layout", crate::run::layout(&plan)),
         ("step", format!("{tokens} tokens, median of {}: {:.1} ms", args.steps, seconds * 1e3)),
         ("tokens/s", format!("{:.0}", tokens / seconds)),
         ("its products alone", format!("{:.1} ms ({:.1} GFLOP/s a rank)", products * 1e3, largest(2) / products / 1e9)),
@@ -97,13 +102,13 @@ pub fn step(args: &BenchStepArgs, threads: usize, comm: &Comm) -> Result<()> {
     Ok(())
 }
 
-fn measure(args: &BenchStepArgs, source: &Source, device: &Device, comm: &Comm) -> Result<Measured> {
+fn measure(args: &BenchStepArgs, plan: &RunPlan, source: &Source, device: &Device, comm: &Comm) -> Result<Measured> {
     let precision = args.policy.precision();
     let config = source.config.clone();
-    let model = Mistral::new(device.clone(), config, precision.compute, args.micro_batch, args.seq_len)
+    let model = Mistral::new(device.clone(), config, precision.compute, args.micro_batch, args.seq_len, plan.recompute)
         .map_err(Failure::from)?;
-    let mut trainer =
-        Trainer::new(model, device.clone(), comm.clone(), precision, false, clock).map_err(Failure::from)?;
+    let mut trainer = Trainer::new(model, device.clone(), comm.clone(), precision, plan.sharding(), false, clock)
+        .map_err(Failure::from)?;
     run::load(&mut trainer, source)?;
     let hyper = Hyper {
         lr: defaults::LR,
@@ -115,10 +120,11 @@ fn measure(args: &BenchStepArgs, source: &Source, device: &Device, comm: &Comm) 
         seed: 0,
     };
     let one = |trainer: &mut Trainer<Mistral>, step: u64| -> Result<(f64, StepReport)> {
-        let batch = random_batch(args, source.config.vocab_size, step, comm.rank());
-        let targets = (batch.supervised() * comm.world()) as u64;
+        let lanes = (0..plan.passes()).map(|pass| pass * plan.world + comm.rank());
+        let batches: Vec<Batch> = lanes.map(|lane| random_batch(args, source.config.vocab_size, step, lane)).collect();
+        let targets = (batches[0].supervised() * plan.lanes) as u64;
         let started = clock();
-        let report = train_step(trainer, &[batch], targets, &hyper, &mut |_, _| {}).map_err(Failure::from)?;
+        let report = train_step(trainer, &batches, targets, &hyper, &mut |_, _| {}).map_err(Failure::from)?;
         Ok((clock() - started, report))
     };
     for step in 0..WARM_UP {
@@ -155,9 +161,9 @@ fn replay_seconds(shapes: &[gemm_log::GemmShape]) -> f64 {
     best
 }
 
-fn random_batch(args: &BenchStepArgs, vocab: usize, step: u64, rank: usize) -> Batch {
+fn random_batch(args: &BenchStepArgs, vocab: usize, step: u64, lane: usize) -> Batch {
     let (rows, cols) = (args.micro_batch, args.seq_len);
-    let stream = Stream::new(1, Purpose::Sample, rank as u64, step);
+    let stream = Stream::new(1, Purpose::Sample, lane as u64, step);
     let ids: Vec<u32> = (0..rows * cols).map(|i| stream.below(i as u64, vocab as u64) as u32).collect();
     let last_of_row = |i: usize| (i + 1).is_multiple_of(cols);
     let target = |i: usize| if last_of_row(i) { Batch::NO_TARGET } else { ids[i + 1] };

@@ -3,11 +3,13 @@
 //! Every flag of the contract parses. A subcommand that this version does not have parses too and is refused by name
 //! ([`Command::not_built`]), so that a script written against the contract gets a sentence and not a syntax error.
 
+mod checkpoint;
 mod train;
 mod values;
 
+pub use checkpoint::{Checkpoint, CheckpointArgs, DiffArgs, ExportArgs, ExportDType, InspectArgs, VerifyArgs};
 pub use train::TrainArgs;
-pub use values::{DeviceArg, Recompute, ResumeArg, ScheduleKind, Switch};
+pub use values::{CheckpointFiles, DeviceArg, Recompute, ResumeArg, SaveFailure, ScheduleKind, Switch};
 
 use crate::Failure;
 use clap::{Args, Parser, Subcommand};
@@ -54,8 +56,8 @@ pub enum Command {
     Config(Rest),
     /// Check or show rows of data (not built yet)
     Data(Rest),
-    /// Inspect, verify, compare or export checkpoints (not built yet)
-    Checkpoint(Rest),
+    /// Inspect, verify, compare or export checkpoints
+    Checkpoint(CheckpointArgs),
     /// What this launch looks like and what is wrong with it (not built yet)
     Doctor(Rest),
 }
@@ -155,7 +157,9 @@ pub enum Bench {
 Examples:
   umbra bench step
   mpirun -n 2 umbra bench step --policy fp32
-  mpirun -n 2 umbra bench step --seq-len 256 --micro-batch 4 --steps 20")]
+  mpirun -n 2 umbra bench step --seq-len 256 --micro-batch 4 --steps 20
+  mpirun -n 2 umbra bench step --lanes 8
+      Four passes a step: what it costs to keep the bits of eight ranks.")]
 pub struct BenchStepArgs {
     /// Steps measured, after the first ones, which warm up
     #[arg(long, value_name = "N", default_value_t = 10)]
@@ -169,6 +173,15 @@ pub struct BenchStepArgs {
     /// Precision policy
     #[arg(long, value_name = "NAME", value_parser = values::policy(), default_value = "shadow")]
     pub policy: Policy,
+    /// Canonical ranks [default: the number of ranks]
+    #[arg(long, value_name = "N")]
+    pub lanes: Option<usize>,
+    /// ZeRO stage [default: 3]
+    #[arg(long, value_name = "0..3")]
+    pub stage: Option<u8>,
+    /// What the backward pass computes again [default: none]
+    #[arg(long, value_name = "none|block", hide_possible_values = true)]
+    pub recompute: Option<Recompute>,
     /// Threads of this rank [default: the cores it may use]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -218,7 +231,7 @@ impl Command {
     /// The failure to show if this version does not have the subcommand (exit 2).
     pub fn not_built(&self) -> Option<Failure> {
         let name = match self {
-            Command::Train(_) | Command::Generate(_) | Command::Report(_) => return None,
+            Command::Train(_) | Command::Generate(_) | Command::Report(_) | Command::Checkpoint(_) => return None,
             Command::Bench(BenchArgs { what: Bench::Step(_) }) => return None,
             Command::Bench(BenchArgs { what: Bench::Kernels(_) }) => "bench kernels",
             Command::Bench(BenchArgs { what: Bench::Collectives(_) }) => "bench collectives",
@@ -226,12 +239,11 @@ impl Command {
             Command::Compare(_) => "compare",
             Command::Config(_) => "config",
             Command::Data(_) => "data",
-            Command::Checkpoint(_) => "checkpoint",
             Command::Doctor(_) => "doctor",
         };
         Some(
             Failure::usage(format!("`umbra {name}` is not built yet"))
-                .expected("train, generate, report or bench step")
+                .expected("train, generate, report, checkpoint or bench step")
                 .hint("umbra --help lists what there is"),
         )
     }

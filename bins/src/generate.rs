@@ -10,7 +10,7 @@ use crate::{Failure, Result, hf};
 use collectives::Comm;
 use models::{KvCache, Mistral};
 use optim::weights::{Context, Weights};
-use optim::{Layout, State};
+use optim::{Grid, Layout, State};
 use spmd_core::rng::{Purpose, Stream};
 use spmd_core::{Device, Policy, UnitModel};
 use std::io::Read;
@@ -99,19 +99,16 @@ impl Session {
     fn new(source: &Source, threads: usize, comm: &Comm, prompt: usize, args: &GenerateArgs) -> Result<Self> {
         let precision = Policy::Fp32.precision();
         let device = Device::cpu(threads)?;
-        let mut model = Mistral::new(device.clone(), source.config.clone(), precision.compute, 1, prompt)?;
+        // Nothing runs backward here, so the blocks share one set of activations.
+        let mut model = Mistral::new(device.clone(), source.config.clone(), precision.compute, 1, prompt, true)?;
         let positions = prompt.saturating_add(args.max_new_tokens).min(source.config.max_positions);
         model.reserve_positions(positions);
-        let layout = Layout::new(model.units(), comm.rank(), comm.world(), false);
+        let layout = Layout::new(model.units(), Grid::whole(comm.rank(), comm.world()), false);
         let mut state = State::weights_only(&device, &layout, &precision).map_err(Failure::from)?;
         state.load(source.units(), &layout, |param, start, out| source.fill(param, start, out))?;
         let cache = KvCache::new(&device, &source.config, precision.compute, positions)?;
         // Alone, every unit stays gathered; with other ranks each is gathered when it is needed.
-        let weights = if comm.world() == 1 {
-            Weights::resident(precision.compute, model.units().len())
-        } else {
-            Weights::new(precision.compute, model.stages())
-        };
+        let weights = Weights::new(precision.compute, model.units().len(), model.stages(), comm.world() == 1);
         Ok(Session { model, state, layout, weights, cache, device, comm: comm.clone(), position: 0 })
     }
 
@@ -120,7 +117,8 @@ impl Session {
         self.model.begin_decode(ids, self.position)?;
         self.position += ids.len();
         let (device, comm, layout, state) = (&self.device, &self.comm, &self.layout, &self.state);
-        let ctx = Context { device, comm, layout, state, clock };
+        // One copy of the weights, so nobody is a replica of anybody; only gradients would ask for them.
+        let ctx = Context { device, shard: comm, replicas: comm, layout, state, clock };
         let stages = self.model.stages().to_vec();
         let mut logits = None;
         for (s, stage) in stages.iter().enumerate() {

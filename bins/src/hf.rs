@@ -2,11 +2,11 @@
 
 pub mod config;
 mod dump;
-mod layout;
+pub(crate) mod layout;
 pub mod save;
 pub mod weights;
 
-pub use config::{eos_token_ids, read_config, write_config};
+pub use config::{eos_token_ids, parse_config, read_config, write_config};
 pub use dump::dump_tensors;
 pub use layout::FileDType;
 pub use save::ModelWriter;

@@ -1,6 +1,7 @@
 //! The library behind the `umbra` binary: the only crate that reads files, the environment or the clock, parses, prints.
 
 pub mod bench;
+pub mod checkpoint;
 pub mod cli;
 pub mod data;
 pub mod failure;

@@ -5,8 +5,7 @@ use std::process::ExitCode;
 use umbra::cli::{Bench, BenchArgs, ClapOutcome, Cli, Command};
 use umbra::host::note;
 use umbra::launch::meet;
-use umbra::plan::RunPlan;
-use umbra::{Exit, Failure, Result, bench, cli, generate, host, report, run};
+use umbra::{Exit, Failure, Result, bench, checkpoint, cli, generate, host, report, run};
 
 fn var(name: &str) -> Option<String> {
     std::env::var(name).ok()
@@ -55,7 +54,7 @@ fn command(cli: Cli, comm: &Comm) -> Result<()> {
     }
     let cores = host::cores(var);
     match cli.command {
-        Command::Train(args) => run::train(&meet(comm, RunPlan::resolve(&args, comm.world(), cores))?, comm),
+        Command::Train(args) => run::train(&args, cores, comm),
         Command::Generate(args) => {
             meet(comm, args.check())?;
             generate::generate(&args, args.threads.unwrap_or(cores), comm)
@@ -68,6 +67,8 @@ fn command(cli: Cli, comm: &Comm) -> Result<()> {
                 Ok(())
             }
         }
+        Command::Checkpoint(args) if comm.rank() == 0 => checkpoint::commands::run(&args, cores),
+        Command::Checkpoint(_) => Ok(()),
         Command::Bench(BenchArgs { what: Bench::Step(args) }) => {
             meet(comm, args.check())?;
             bench::step(&args, args.threads.unwrap_or(cores), comm)

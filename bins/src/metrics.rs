@@ -53,6 +53,12 @@ pub struct StepRecord {
     pub epoch: f64,
     /// Predicted seconds to the end of the run.
     pub eta_s: f64,
+    /// Milliseconds training was held up for by a checkpoint after this step; absent without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub save_ms: Option<f64>,
+    /// Hash of every weight and moment after this step, 16 hexadecimal digits; absent when not asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state_hash: Option<String>,
 }
 
 impl StepRecord {
@@ -104,6 +110,34 @@ impl MetricsWriter {
                 .hint("free space on this disk, or another --out")
         })
     }
+}
+
+/// Keeps the records of steps before `step` and nothing after: what a run that goes on from there will write again. Without
+/// such records the file is removed.
+///
+/// # Errors
+/// A disk failure (exit 7).
+pub fn keep_steps(folder: &Path, step: u64) -> Result<()> {
+    let path = folder.join("metrics.jsonl");
+    let failed = |e: std::io::Error| {
+        Failure::disk("the metrics of an earlier run cannot be taken over").at(path.display()).found(e)
+    };
+    let bytes = match std::fs::read(&path) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(failed(e)),
+    };
+    // A line that was cut off by a crash is no JSON; it belongs to a step that is made again.
+    let earlier = |line: &&[u8]| {
+        let record = serde_json::from_slice::<serde_json::Value>(line).unwrap_or_default();
+        record["step"].as_u64().is_some_and(|s| s < step)
+    };
+    let kept: Vec<u8> = bytes.split_inclusive(|b| *b == b'\n').filter(earlier).flatten().copied().collect();
+    if kept.is_empty() {
+        return std::fs::remove_file(&path).map_err(failed);
+    }
+    let partial = folder.join("metrics.jsonl.partial");
+    std::fs::write(&partial, kept).and_then(|()| std::fs::rename(&partial, &path)).map_err(failed)
 }
 
 /// The middle one of some values, or the mean of the two in the middle; none of none.

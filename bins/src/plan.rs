@@ -4,11 +4,13 @@
 //! Code after start-up sees only the plan.
 
 mod checks;
+mod layout;
 mod refuse;
+pub mod resume;
 
-use crate::cli::{ResumeArg, ScheduleKind, TrainArgs};
+use crate::cli::{CheckpointFiles, Recompute, ResumeArg, SaveFailure, ScheduleKind, TrainArgs};
 use crate::{Failure, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use spmd_core::Policy;
 use std::path::PathBuf;
@@ -29,10 +31,16 @@ pub mod defaults {
     pub const EPOCHS: f64 = 1.0;
     /// `--seq-len`, unless the model's limit is smaller.
     pub const SEQ_LEN: usize = 512;
+    /// `--stage`.
+    pub const STAGE: u8 = 3;
     /// `--out`.
     pub const OUT: &str = "umbra-out";
     /// `--keep`.
     pub const KEEP: u64 = 2;
+    /// `--save-failure`.
+    pub const SAVE_FAILURE: super::SaveFailure = super::SaveFailure::Stop;
+    /// `--checkpoint-files`.
+    pub const CHECKPOINT_FILES: super::CheckpointFiles = super::CheckpointFiles::Shared;
 }
 
 /// What a run without model and data uses in place of the defaults, so that it visibly learns in under a minute.
@@ -59,10 +67,12 @@ pub enum Origin {
     Default,
     /// The preset of a run without model and data.
     Preset,
+    /// The checkpoint the run goes on from.
+    Checkpoint,
 }
 
 /// Which model is trained.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ModelSource {
     /// The embedded one.
@@ -98,14 +108,47 @@ pub enum Warmup {
     Ratio(f64),
 }
 
-/// Whether a run may continue an earlier one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+/// Where a run goes on from. run.json has `auto`, `never` or the folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resume {
-    /// Yes, if the output folder holds one.
-    Auto,
-    /// No; a used output folder is refused.
+    /// The newest checkpoint of the output folder, if there is one.
+    Auto {
+        /// Whether it was written: only then may a damaged checkpoint be passed over for the one before.
+        told: bool,
+    },
+    /// Nothing; a used output folder is refused.
     Never,
+    /// This checkpoint.
+    From(PathBuf),
+}
+
+impl From<&ResumeArg> for Resume {
+    fn from(written: &ResumeArg) -> Self {
+        match written {
+            ResumeArg::Auto => Resume::Auto { told: true },
+            ResumeArg::Never => Resume::Never,
+            ResumeArg::Dir(dir) => Resume::From(dir.clone()),
+        }
+    }
+}
+
+impl Serialize for Resume {
+    fn serialize<S: serde::Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Resume::Auto { .. } => out.serialize_str("auto"),
+            Resume::Never => out.serialize_str("never"),
+            Resume::From(dir) => dir.serialize(out),
+        }
+    }
+}
+
+/// What a checkpoint says of the layout of the run it belongs to: the defaults of a run that goes on from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kept {
+    /// Canonical ranks.
+    pub lanes: usize,
+    /// Micro-batches of a step.
+    pub accum: usize,
 }
 
 /// A validated run.
@@ -164,14 +207,34 @@ pub struct RunPlan {
     pub dump: Option<PathBuf>,
     /// The output folder.
     pub out: PathBuf,
-    /// Whether an earlier run is continued.
+    /// Where it goes on from.
     pub resume: Resume,
+    /// Settings, by field name, that may differ from those of the checkpoint.
+    pub overrides: Vec<String>,
+    /// A checkpoint every so many steps; none means at the end only.
+    pub save_every: Option<u64>,
+    /// Checkpoints that are kept; 0 writes none at all.
+    pub keep: u64,
+    /// What happens when a checkpoint cannot be written.
+    pub save_failure: SaveFailure,
+    /// The files of a checkpoint.
+    pub checkpoint_files: CheckpointFiles,
+    /// The hash of the state every so many steps; none means never.
+    pub hash_every: Option<u64>,
     /// Ranks.
     pub world: usize,
     /// Canonical ranks.
     pub lanes: usize,
     /// ZeRO stage.
     pub stage: u8,
+    /// Ranks that share one copy of the state; 1 at stage 0. It divides the world.
+    pub shard_group: usize,
+    /// Whether this layout adds in another order than the lanes': only where the command line allows it.
+    pub different_bits: bool,
+    /// Whether the backward pass computes each block's activations again.
+    pub recompute: bool,
+    /// Whether gathered weights are released between forward and backward; only at stage 3.
+    pub reshard_after_forward: bool,
     /// Whether this is the preset of a run without model and data.
     pub preset: bool,
     /// Where each setting above came from, by field name.
@@ -205,26 +268,53 @@ impl Settings {
     fn or<T>(&mut self, name: &'static str, flag: Option<T>, default: T) -> T {
         self.pick(name, flag, None, default)
     }
+
+    /// The flag if it was given, else what the checkpoint says, else the default.
+    fn kept<T>(&mut self, name: &'static str, flag: Option<T>, kept: Option<T>, default: T) -> T {
+        let (value, origin) = match (flag, kept) {
+            (Some(value), _) => (value, Origin::Flag),
+            (None, Some(value)) => (value, Origin::Checkpoint),
+            (None, None) => (default, Origin::Default),
+        };
+        self.origins.push((name, origin));
+        value
+    }
+
+    fn origin(&self, name: &str) -> Option<Origin> {
+        self.origins.iter().find(|(n, _)| *n == name).map(|(_, origin)| *origin)
+    }
 }
 
 impl RunPlan {
-    /// Resolves and checks what was written, for a world of `world` ranks whose own share of the machine is `cores`.
+    /// Checks what can be said of the flags before a folder is looked at.
     ///
     /// # Errors
-    /// A usage failure (exit 2): first flags of later versions, then values that mean nothing or contradict each other.
-    pub fn resolve(args: &TrainArgs, world: usize, cores: usize) -> Result<RunPlan> {
-        refuse::later_versions(args, world)?;
-        checks::written(args)?;
+    /// A usage failure (exit 2): flags of later versions, values that mean nothing, flags that contradict each other.
+    pub fn check_written(args: &TrainArgs) -> Result<()> {
+        refuse::later_versions(args)?;
+        checks::written(args)
+    }
+
+    /// Resolves and checks what was written, for a world of `world` ranks whose own share of the machine is `cores`. A run
+    /// that goes on from a checkpoint takes what it does not set of the layout from `kept`.
+    ///
+    /// # Errors
+    /// A usage failure (exit 2): first flags of later versions, then values that mean nothing or contradict each other,
+    /// then layouts that would change the result.
+    pub fn resolve(args: &TrainArgs, world: usize, cores: usize, kept: Option<&Kept>) -> Result<RunPlan> {
+        RunPlan::check_written(args)?;
         let preset = args.model.is_none() && args.data.is_empty();
         let mut set = Settings { preset, origins: Vec::new() };
+        let layout = layout::resolve(args, world, kept, &mut set)?;
         let micro_batch = set.pick("micro_batch", args.micro_batch, Some(preset::MICRO_BATCH), 1);
-        let (accum, global_batch) = checks::batch(args, micro_batch, world)?;
-        set.origins
-            .push(("accum", if args.accum.or(args.global_batch).is_some() { Origin::Flag } else { Origin::Default }));
+        let accum = checks::accum(args, micro_batch, layout.lanes)?;
+        let accum = set.kept("accum", accum, kept.map(|kept| kept.accum), 1);
+        let global_batch = checks::global_batch(micro_batch, accum, layout.lanes)?;
         set.origins.push(("global_batch", if args.global_batch.is_some() { Origin::Flag } else { Origin::Default }));
         let length = args.steps.map(Length::Steps).or(args.epochs.map(Length::Epochs));
         let warmup = args.warmup_steps.map(Warmup::Steps).or(args.warmup_ratio.map(Warmup::Ratio));
-        let resume = args.resume.as_ref().map(|r| if *r == ResumeArg::Never { Resume::Never } else { Resume::Auto });
+        let resume = args.resume.as_ref().map(Resume::from);
+        let recompute = args.recompute.map(|what| what == Recompute::Block);
         let data = (!args.data.is_empty()).then(|| args.data.clone());
         let mut plan = RunPlan {
             model: set.pick("model", args.model.clone().map(Into::into), Some(ModelSource::Tiny), ModelSource::Tiny),
@@ -253,16 +343,39 @@ impl RunPlan {
             log_every: set.or("log_every", args.log_every, 1),
             dump: set.or("dump", args.dump.clone().map(Some), None),
             out: set.or("out", args.out.clone(), PathBuf::from(defaults::OUT)),
-            resume: set.or("resume", resume, Resume::Auto),
+            resume: set.or("resume", resume, Resume::Auto { told: false }),
+            overrides: set.or("overrides", (!args.overrides.is_empty()).then(Vec::new), Vec::new()),
+            save_every: set.or("save_every", args.save_every.map(Some), None),
+            keep: set.or("keep", args.keep, defaults::KEEP),
+            save_failure: set.or("save_failure", args.save_failure, defaults::SAVE_FAILURE),
+            checkpoint_files: set.or("checkpoint_files", args.checkpoint_files, defaults::CHECKPOINT_FILES),
+            hash_every: set.or("hash_every", args.hash_every.map(Some), None),
             world,
-            lanes: set.or("lanes", args.lanes, world),
-            stage: set.or("stage", args.stage, 3),
+            lanes: layout.lanes,
+            stage: layout.stage,
+            shard_group: layout.shard_group,
+            different_bits: layout.different_bits,
+            recompute: set.or("recompute", recompute, false),
+            reshard_after_forward: layout.reshard_after_forward,
             preset,
             origins: Vec::new(),
         };
+        // The names that may be written are those of the settings just made.
+        plan.overrides = resume::overrides(&args.overrides, &set.origins)?;
         plan.origins = set.origins;
         checks::resolved(&plan)?;
         Ok(plan)
+    }
+
+    /// Passes of a micro-batch: in pass p rank r computes lane p·world + r, if there is one.
+    pub fn passes(&self) -> usize {
+        self.lanes.div_ceil(self.world)
+    }
+
+    /// How state and gradients are spread over the ranks.
+    pub fn sharding(&self) -> optim::Sharding {
+        let Self { stage, lanes, reshard_after_forward, .. } = *self;
+        optim::Sharding { stage, group: self.shard_group, lanes, reshard_after_forward }
     }
 
     /// Warm-up in steps for a run of `total` steps. A share is rounded up, in f64 as transformers does.

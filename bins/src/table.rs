@@ -74,6 +74,19 @@ pub fn number(x: f64) -> String {
     if x != 0.0 && (x.abs() < 1e-3 || x.abs() >= 1e6) { format!("{x:e}") } else { format!("{x}") }
 }
 
+/// What one ZeRO stage takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StageFacts {
+    /// 0 to 3.
+    pub stage: u8,
+    /// Bytes of the largest rank, the process itself left out.
+    pub bytes: u64,
+    /// Bytes it sends to other ranks in a step.
+    pub sent: u64,
+    /// Whether it is the run's.
+    pub chosen: bool,
+}
+
 /// What the start-up table says about a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StartupFacts {
@@ -87,6 +100,12 @@ pub struct StartupFacts {
     pub policy: Policy,
     /// Ranks.
     pub world: usize,
+    /// Ranks, stage, groups and lanes in words.
+    pub layout: String,
+    /// What each stage would take; empty where there is nothing to choose.
+    pub stages: Vec<StageFacts>,
+    /// Canonical ranks.
+    pub lanes: usize,
     /// What computes, its threads included: `Device::name`.
     pub device: String,
     /// Where rows come from.
@@ -99,7 +118,7 @@ pub struct StartupFacts {
     pub without_target: u64,
     /// Longest row in tokens.
     pub seq_len: usize,
-    /// Rows of a micro-batch, per rank.
+    /// Rows of a micro-batch, per lane.
     pub micro_batch: usize,
     /// Micro-batches of a step.
     pub accum: usize,
@@ -146,14 +165,18 @@ pub fn startup_table(facts: &StartupFacts) -> String {
     for line in roles(facts.policy) {
         rows.push(vec![String::new(), line]);
     }
-    let ranks = if facts.world == 1 { "1 rank".to_owned() } else { format!("{} ranks, ZeRO-3", facts.world) };
     rows.extend([
-        vec!["layout".to_owned(), format!("{ranks}; each: {}", facts.device)],
+        vec!["layout".to_owned(), format!("{}; each: {}", facts.layout, facts.device)],
         vec![
             "step".to_owned(),
             format!(
-                "{} tokens: micro-batch {} x accum {} x {} rank(s) x {} tokens",
-                facts.tokens_per_step, facts.micro_batch, facts.accum, facts.world, facts.seq_len
+                "{} tokens: micro-batch {} x accum {} x {} {} x {} tokens",
+                facts.tokens_per_step,
+                facts.micro_batch,
+                facts.accum,
+                facts.lanes,
+                if facts.lanes == facts.world { "rank(s)" } else { "lane(s)" },
+                facts.seq_len
             ),
         ],
         vec!["length".to_owned(), format!("{} steps, {} of the data", facts.steps, epochs(facts.epochs))],
@@ -162,6 +185,7 @@ pub fn startup_table(facts: &StartupFacts) -> String {
     ]);
     let mut out = render(&[Align::Left, Align::Left], &rows);
     out += &memory_table(facts);
+    out += &stage_table(facts);
     if facts.preset {
         out += "\nNo --model and no --data: the preset with the embedded tiny model and text (umbra train --help).\n";
     }
@@ -200,6 +224,27 @@ fn memory_table(facts: &StartupFacts) -> String {
     }
     out.push('\n');
     out + &render(&[Align::Left, Align::Left, Align::Right], &rows)
+}
+
+/// What the other stages would take: the same bits, another price.
+fn stage_table(facts: &StartupFacts) -> String {
+    if facts.stages.is_empty() {
+        return String::new();
+    }
+    let row = |s: &StageFacts| {
+        let total = s.bytes + facts.baseline.unwrap_or(0);
+        let chosen = if s.chosen { "this run" } else { "" };
+        vec![
+            String::new(),
+            format!("--stage {}", s.stage),
+            bytes(total),
+            format!("{} sent a step", bytes(s.sent)),
+            chosen.to_owned(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = facts.stages.iter().map(row).collect();
+    let aligns = [Align::Left, Align::Left, Align::Right, Align::Right, Align::Left];
+    format!("the largest rank at each stage (the result is the same, bit for bit)\n{}", render(&aligns, &rows))
 }
 
 #[cfg(test)]

@@ -30,7 +30,8 @@ fn main() -> Result<(), Box<dyn AnyError>> {
             let status = Command::new("kill").args(["-9", &std::process::id().to_string()]).status();
             unreachable!("survived SIGKILL: {status:?}")
         })?,
-        "missing" => return missing(&comm, victim),
+        "missing" => return missing(&comm, &comm, victim),
+        "missing-group" => return missing(&comm, &comm.contiguous(2)?, victim),
         "busy" => busy(&comm)?,
         // Every rank leaves without `finish`, an operation still on its way.
         "leave" => {
@@ -69,8 +70,8 @@ fn alone(comm: &Comm, end: impl FnOnce()) -> collectives::Result<()> {
     comm.barrier()
 }
 
-/// Rank 1 never comes; the others are told who is missing.
-fn missing(comm: &Comm, victim: bool) -> Result<(), Box<dyn AnyError>> {
+/// Rank 1 never comes to `group`'s call; the others are told who is missing.
+fn missing(comm: &Comm, group: &Comm, victim: bool) -> Result<(), Box<dyn AnyError>> {
     comm.barrier()?;
     comm.set_timeout(Duration::from_millis(500));
     if victim {
@@ -78,9 +79,14 @@ fn missing(comm: &Comm, victim: bool) -> Result<(), Box<dyn AnyError>> {
             std::thread::park();
         }
     }
-    let error = comm.barrier().err();
-    eprintln!("rank {}: {error:?}", comm.rank());
-    // Rank 0 hears of it from the clock like every other rank, and then takes the parked one along.
+    let error = group.gather_u64(&[1]).err();
+    // Every rank hears of it from the clock. The last one says so alone and in one write, since mpirun may mix what
+    // several write, and takes the others along, the parked one too.
+    while comm.rank() + 1 < comm.world() {
+        std::thread::park();
+    }
+    let line = format!("rank {}: {error:?}\n", comm.rank());
+    eprint!("{line}");
     abort(5)
 }
 

@@ -6,7 +6,7 @@ use std::fmt;
 /// What went wrong between ranks.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Error {
-    /// A length or rank that does not fit the operation, found before anything was sent.
+    /// A length, rank or group that does not fit the operation, found before anything was sent.
     #[error("{op}: {what} is {found}, expected {expected}")]
     Shape {
         /// The operation that refused.
@@ -28,7 +28,8 @@ pub enum Error {
         /// Dtype of the receive buffer.
         recv: DType,
     },
-    /// The ranks are not in the same call: a different operation, dtype, length or root at the same place in the order.
+    /// The ranks are not in the same call: a different operation, group, dtype, length or root at the same place in the
+    /// order.
     #[error("the ranks did not make the same call: {}", Grouped(asked))]
     Mismatch {
         /// What each rank asked for, in rank order.
@@ -51,7 +52,7 @@ pub enum Error {
         seconds: f64,
         /// Ranks that had not come to this call. Empty when that is not known, or when all came and data is stuck.
         missing: Vec<usize>,
-        /// Number of ranks.
+        /// Number of ranks in the world.
         world: usize,
     },
     /// MPI returned an error.

@@ -7,6 +7,9 @@
 //! Before each call every rank sends its header to every other. That finds ranks in different calls and ranks that do
 //! not come, and since nobody goes on before all headers are there, the blocking call that follows never spins for a
 //! rank that is still computing.
+//!
+//! A group's data travels over a communicator of its own. It is made at the group's first call, after the headers, so by
+//! every rank at the same place, and kept.
 
 mod ffi;
 
@@ -117,6 +120,13 @@ fn serve(mut world: World, queue: &mpsc::Receiver<Job>) {
 fn perform(world: &mut World, header: &Header, work: Work, limit: Duration) -> Result<Outcome> {
     let headers = meet(world, header, limit)?;
     agree(&headers)?;
+    if matches!(header.kind, Kind::Barrier | Kind::Finish) {
+        return Ok(Outcome::Parts(Vec::new()));
+    }
+    let (group, rank) = (header.group, world.rank());
+    let of_group = |(r, h): (usize, Header)| (group.number(r) == group.number(rank)).then_some(h);
+    let headers: Vec<Header> = headers.into_iter().enumerate().filter_map(of_group).collect();
+    let members = world.members(group)?;
     let split = header.split as usize;
     match work {
         Work::Buffers(send, mut recv) => {
@@ -125,24 +135,23 @@ fn perform(world: &mut World, header: &Header, work: Work, limit: Duration) -> R
                 DType::Bf16 => Element::U16,
             };
             if header.kind == Kind::AllGather {
-                world.all_gather(element, send.bytes(), recv.bytes_mut(), split)?;
+                members.all_gather(element, send.bytes(), recv.bytes_mut(), split)?;
             } else {
-                world.all_to_all(element, send.bytes(), recv.bytes_mut(), split)?;
+                members.all_to_all(element, send.bytes(), recv.bytes_mut(), split)?;
             }
             Ok(Outcome::Buffers(send, recv))
         }
         Work::Bytes(mine) => match header.kind {
-            Kind::Barrier | Kind::Finish => Ok(Outcome::Parts(Vec::new())),
             Kind::Broadcast => {
                 let mut bytes = mine;
                 bytes.resize(headers[header.root as usize].len as usize, 0);
-                world.broadcast(header.root as usize, &mut bytes, split)?;
+                members.broadcast(header.root as usize, &mut bytes, split)?;
                 Ok(Outcome::Parts(vec![bytes]))
             }
             kind => {
                 let unit = if kind == Kind::GatherBytes { 1 } else { 8 };
                 let lens: Vec<usize> = headers.iter().map(|h| h.len as usize * unit).collect();
-                Ok(Outcome::Parts(world.gather(&mine, &lens, split)?))
+                Ok(Outcome::Parts(members.gather(&mine, &lens, split)?))
             }
         },
     }

@@ -15,7 +15,7 @@ pub struct ReduceTicket {
 }
 
 impl Comm {
-    /// Starts a reduce-scatter: this rank gets the sum over the ranks of their `send`'s slice `rank`.
+    /// Starts a reduce-scatter: this rank gets the sum over the ranks (of its group) of their `send`'s slice `rank`.
     ///
     /// `send` and `recv` have `world · n` elements of one dtype; `recv` is scratch and comes back with the slices it
     /// received. The bytes on the wire are those of a ring. The sum is [`OrderedSum`]'s tree over the ranks, in fp32 with

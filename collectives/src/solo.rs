@@ -1,4 +1,4 @@
-//! The world of one: every call is a copy, done before it returns.
+//! The world of one: every call is a copy, done before it returns. Groups of one rank in any world use it, too.
 
 use crate::oneshot::{self, Receiver};
 use crate::transport::{Header, Kind, Outcome, Transport, Work};

@@ -72,7 +72,7 @@ impl Hub {
         if entries.len() == self.world {
             let entries = state.open.remove(&seq).unwrap_or_default();
             drop(state);
-            settle(entries);
+            settle(entries, self.world);
         }
     }
 
@@ -86,14 +86,22 @@ impl Hub {
 }
 
 /// Completes a call that every rank has come to.
-fn settle(mut entries: Vec<Entry>) {
+fn settle(mut entries: Vec<Entry>, world: usize) {
     entries.sort_by_key(|entry| entry.rank);
     let headers: Vec<Header> = entries.iter().map(|entry| entry.header).collect();
     if let Err(error) = agree(&headers) {
         return entries.into_iter().for_each(|entry| entry.done.complete(Err(error.clone())));
     }
+    let Header { kind, root, group, .. } = headers[0];
+    let mut groups: Vec<Vec<Entry>> = (0..world / group.size(world)).map(|_| Vec::new()).collect();
+    entries.into_iter().for_each(|entry| groups[group.number(entry.rank)].push(entry));
+    groups.into_iter().for_each(|members| move_data(kind, root as usize, members));
+}
+
+/// Completes a call for one group, whose members come in order.
+fn move_data(kind: Kind, root: usize, members: Vec<Entry>) {
     let (mut done, mut sends, mut recvs, mut parts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for entry in entries {
+    for entry in members {
         done.push(entry.done);
         match entry.work {
             Work::Buffers(send, recv) => {
@@ -103,28 +111,28 @@ fn settle(mut entries: Vec<Entry>) {
             Work::Bytes(bytes) => parts.push(bytes),
         }
     }
-    match headers[0].kind {
-        kind @ (Kind::AllGather | Kind::Exchange) => {
-            recvs.iter_mut().enumerate().for_each(|(rank, recv)| collect(kind, rank, &sends, recv));
+    match kind {
+        Kind::AllGather | Kind::Exchange => {
+            recvs.iter_mut().enumerate().for_each(|(place, recv)| collect(kind, place, &sends, recv));
             let pairs = sends.into_iter().zip(recvs);
             done.into_iter().zip(pairs).for_each(|(d, (send, recv))| d.complete(Ok(Outcome::Buffers(send, recv))));
             return;
         }
         Kind::GatherF64 | Kind::GatherU64 | Kind::GatherBytes => {}
-        Kind::Broadcast => parts = parts.into_iter().skip(headers[0].root as usize).take(1).collect(),
+        Kind::Broadcast => parts = parts.into_iter().skip(root).take(1).collect(),
         Kind::Barrier | Kind::Finish => parts.clear(),
     }
     done.into_iter().for_each(|d| d.complete(Ok(Outcome::Parts(parts.clone()))));
 }
 
-/// Fills `rank`'s receive buffer: slice by slice from the ranks' send buffers.
-fn collect(kind: Kind, rank: usize, sends: &[Buffer], recv: &mut Buffer) {
+/// Fills the receive buffer of the member at `place`: slice by slice from the members' send buffers.
+fn collect(kind: Kind, place: usize, sends: &[Buffer], recv: &mut Buffer) {
     let slice = recv.size() / sends.len();
     if slice == 0 {
         return;
     }
     for (into, send) in recv.bytes_mut().chunks_exact_mut(slice).zip(sends) {
-        let from = if kind == Kind::AllGather { 0 } else { rank * slice };
+        let from = if kind == Kind::AllGather { 0 } else { place * slice };
         into.copy_from_slice(&send.bytes()[from..from + slice]);
     }
 }

@@ -1,7 +1,7 @@
 //! What a transport owes, and the header that says which call a rank is in.
 
 use crate::oneshot::Receiver;
-use crate::{Error, Result};
+use crate::{Error, Group, Result};
 use spmd_core::{Buffer, DType};
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ pub(crate) trait Transport: Send + Sync {
     fn name(&self) -> &'static str;
 
     /// Starts a call and returns at once. Calls complete in the order in which they were started. `limit` is how long
-    /// the transport may wait for other ranks.
+    /// the transport may wait for other ranks. Every rank of the world comes to every call; the data moves within the
+    /// groups that the header names.
     fn start(&self, header: Header, work: Work, limit: Duration) -> Receiver;
 
     /// Ranks that have not come to call `seq`, as far as is known.
@@ -38,7 +39,7 @@ pub(crate) enum Work {
 pub(crate) enum Outcome {
     /// The buffers of [`Work::Buffers`], the second filled.
     Buffers(Buffer, Buffer),
-    /// One part a rank for gathers, one part for a broadcast, none for a barrier.
+    /// One part a rank of the group for gathers, one part for a broadcast, none for a barrier.
     Parts(Vec<Vec<u8>>),
 }
 
@@ -98,15 +99,16 @@ pub(crate) struct Header {
     pub(crate) len: u64,
     /// Largest number of elements in one message.
     pub(crate) split: u64,
-    /// The sending rank of a broadcast, otherwise 0.
+    /// The place in its group of a broadcast's sending rank, otherwise 0.
     pub(crate) root: u32,
     pub(crate) kind: Kind,
+    pub(crate) group: Group,
     pub(crate) dtype: Option<DType>,
 }
 
 /// Bytes of a header on the wire.
 #[cfg(feature = "mpi")]
-pub(crate) const HEADER_BYTES: usize = 32;
+pub(crate) const HEADER_BYTES: usize = 40;
 
 impl Header {
     /// The call in words, for error messages.
@@ -115,10 +117,14 @@ impl Header {
         let what = match (self.kind, self.dtype) {
             (_, Some(dtype)) => format!("{name} sending {len} {dtype} elements"),
             (Kind::GatherF64 | Kind::GatherU64, _) => format!("{name} of {len} numbers"),
-            (Kind::Broadcast, _) => format!("{name} from rank {}", self.root),
+            (Kind::Broadcast, _) if self.group == Group::World => format!("{name} from rank {}", self.root),
+            (Kind::Broadcast, _) => format!("{name} from member {}", self.root),
             _ => name.to_owned(),
         };
-        format!("{what} (call {})", self.seq)
+        match self.group {
+            Group::World => format!("{what} (call {})", self.seq),
+            group => format!("{what} in {group} (call {})", self.seq),
+        }
     }
 
     #[cfg(feature = "mpi")]
@@ -128,12 +134,19 @@ impl Header {
         bytes[8..16].copy_from_slice(&self.len.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.split.to_le_bytes());
         bytes[24..28].copy_from_slice(&self.root.to_le_bytes());
-        bytes[28] = self.kind as u8;
-        bytes[29] = match self.dtype {
+        let (group, n) = match self.group {
+            Group::World => (0, 0),
+            Group::Contiguous(n) => (1, n),
+            Group::Strided(n) => (2, n),
+        };
+        bytes[28..32].copy_from_slice(&(n as u32).to_le_bytes());
+        bytes[32] = self.kind as u8;
+        bytes[33] = match self.dtype {
             None => 0,
             Some(DType::F32) => 1,
             Some(DType::Bf16) => 2,
         };
+        bytes[34] = group;
         bytes
     }
 
@@ -141,14 +154,21 @@ impl Header {
     #[cfg(feature = "mpi")]
     pub(crate) fn from_bytes(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         let word = |at: usize| bytes[at..at + 8].iter().rev().fold(0u64, |acc, b| acc << 8 | u64::from(*b));
-        let kind = Kind::ALL.into_iter().find(|k| *k as u8 == bytes[28])?;
-        let dtype = match bytes[29] {
+        let kind = Kind::ALL.into_iter().find(|k| *k as u8 == bytes[32])?;
+        let dtype = match bytes[33] {
             0 => None,
             1 => Some(DType::F32),
             2 => Some(DType::Bf16),
             _ => return None,
         };
-        Some(Header { seq: word(0), len: word(8), split: word(16), root: word(24) as u32, kind, dtype })
+        let n = (word(24) >> 32) as usize;
+        let group = match bytes[34] {
+            0 => Group::World,
+            1 => Group::Contiguous(n),
+            2 => Group::Strided(n),
+            _ => return None,
+        };
+        Some(Header { seq: word(0), len: word(8), split: word(16), root: word(24) as u32, kind, group, dtype })
     }
 
     fn same_call(&self, other: &Header) -> bool {
@@ -179,7 +199,8 @@ mod tests {
     use super::*;
 
     fn header(kind: Kind) -> Header {
-        Header { seq: 7, len: u64::MAX - 3, split: 1 << 28, root: 5, kind, dtype: Some(DType::Bf16) }
+        let (group, dtype) = (Group::Strided(4), Some(DType::Bf16));
+        Header { seq: 7, len: u64::MAX - 3, split: 1 << 28, root: 5, kind, group, dtype }
     }
 
     #[cfg(feature = "mpi")]
@@ -187,8 +208,10 @@ mod tests {
     fn headers_survive_the_wire() {
         for kind in Kind::ALL {
             for dtype in [None, Some(DType::F32), Some(DType::Bf16)] {
-                let header = Header { dtype, ..header(kind) };
-                assert_eq!(Header::from_bytes(&header.to_bytes()), Some(header));
+                for group in [Group::World, Group::Contiguous(3), Group::Strided(u32::MAX as usize)] {
+                    let header = Header { dtype, group, ..header(kind) };
+                    assert_eq!(Header::from_bytes(&header.to_bytes()), Some(header));
+                }
             }
         }
         assert_eq!(Header::from_bytes(&[0xff; HEADER_BYTES]), None);
@@ -203,6 +226,9 @@ mod tests {
             Header { split: 1, ..a },
             Header { kind: Kind::Exchange, ..a },
             Header { dtype: Some(DType::F32), ..a },
+            Header { group: Group::Strided(2), ..a },
+            Header { group: Group::Contiguous(4), ..a },
+            Header { group: Group::World, ..a },
         ];
         assert_eq!(agree(&[a, a, a]), Ok(()));
         let broadcast = Header { kind: Kind::Broadcast, dtype: None, ..a };

@@ -21,7 +21,7 @@ fn a_world_of_one_conforms() {
 
 #[test]
 fn threads_conform() {
-    for world in [1, 2, 3, 4, 7] {
+    for world in [1, 2, 3, 4, 6, 7, 8] {
         for (rank, result) in threads::run(world, LIMIT, |comm| conformance::run(&comm)).into_iter().enumerate() {
             let result = result.expect("no rank panics");
             assert!(result.is_ok(), "rank {rank} of {world}: {:?}", result.err());
@@ -61,6 +61,89 @@ fn a_rank_that_does_not_come_is_named() {
     let timeout = Error::Timeout { op, seconds: 0.2, missing: vec![2], world: 4 };
     let late = Ok(Err(timeout));
     assert_eq!(results, [late.clone(), late.clone(), Ok(Ok(())), late]);
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_missed_in_every_group() {
+    let limit = Duration::from_millis(200);
+    let results = threads::run(4, limit, |comm| {
+        let pairs = comm.contiguous(2).expect("two divides four");
+        if comm.rank() == 2 { Ok(()) } else { pairs.barrier() }
+    });
+    let op = "barrier in groups of 2 neighbouring ranks (call 0)".to_owned();
+    let timeout = Error::Timeout { op, seconds: 0.2, missing: vec![2], world: 4 };
+    let late = Ok(Err(timeout));
+    assert_eq!(results, [late.clone(), late.clone(), Ok(Ok(())), late]);
+}
+
+#[test]
+fn a_panicking_rank_fails_every_group_at_once() {
+    let begin = Instant::now();
+    let results = threads::run(4, LIMIT, |comm| {
+        assert!(comm.rank() != 1, "the cat is on the keyboard");
+        comm.strided(2).expect("two divides four").gather_u64(&[1]).map(drop)
+    });
+    assert!(begin.elapsed() < SOON);
+    let died = Error::PeerDied { rank: 1, reason: "panicked: the cat is on the keyboard".to_owned() };
+    let (others, own) = (Ok(Err(died.clone())), Err(died));
+    assert_eq!(results, [others.clone(), own, others.clone(), others]);
+}
+
+#[test]
+fn a_group_of_one_waits_for_nobody() {
+    let results = threads::run(4, LIMIT, |comm| {
+        // The other ranks make no call at all.
+        if comm.rank() != 2 {
+            return;
+        }
+        for alone in [comm.contiguous(1), comm.strided(4)] {
+            let alone = alone.expect("both divide four");
+            assert_eq!((alone.rank(), alone.world()), (0, 1));
+            let buffer = |values: &[f32]| Buffer::from_f32(DType::F32, values, "a test").expect("memory");
+            let (values, zeros) = (|| buffer(&[1.0, 2.0]), || buffer(&[0.0, 0.0]));
+            for ticket in [alone.all_gather(values(), zeros()), alone.exchange(values(), zeros())] {
+                let ticket = ticket.expect("lengths fit");
+                assert!(ticket.is_done());
+                assert_eq!(ticket.wait().expect("done").1.view().to_f32(), [1.0, 2.0]);
+            }
+            assert_eq!(alone.gather_f64(&[0.5, 1.5]), Ok(vec![0.5, 1.5]));
+            assert_eq!(alone.gather_bytes(b"own"), Ok(vec![b"own".to_vec()]));
+            assert_eq!(alone.broadcast_bytes(0, b"own".to_vec()), Ok(b"own".to_vec()));
+            assert_eq!(alone.barrier(), Ok(()));
+            assert_eq!(alone.sent_bytes(), 0);
+        }
+    });
+    assert_eq!(results, [const { Ok(()) }; 4]);
+}
+
+#[test]
+fn finish_on_a_group_ends_every_clone() {
+    let results = threads::run(4, LIMIT, |comm| {
+        let (alone, pairs) = (comm.contiguous(1).expect("divides"), comm.contiguous(2).expect("divides"));
+        // Half of the ranks finish through a group of one: it is still the end of all, and they wait for each other.
+        let finished = if comm.rank() < 2 { alone.clone().finish() } else { pairs.finish() };
+        (finished, comm.barrier(), alone.barrier())
+    });
+    let ended = |op: &str| Err(Error::Ended { op: op.to_owned() });
+    let (world, alone) = ("barrier (call 1)", "barrier in groups of 1 neighbouring ranks (call 1)");
+    for result in results {
+        assert_eq!(result, Ok((Ok(()), ended(world), ended(alone))));
+    }
+}
+
+#[test]
+fn messages_about_groups_name_ranks_of_the_world() {
+    let results = threads::run(4, LIMIT, |comm| {
+        let group = if comm.rank() == 3 { comm.strided(2) } else { comm.contiguous(2) };
+        group.expect("two divides four").broadcast_bytes(1, Vec::new()).map(drop)
+    });
+    for result in results {
+        let error = result.expect("no rank panics").expect_err("ranks in different groups");
+        let expected = "the ranks did not make the same call: ranks 0, 1, 2 in broadcast_bytes from member 1 in groups \
+                        of 2 neighbouring ranks (call 0); rank 3 in broadcast_bytes from member 1 in groups of ranks \
+                        2 apart (call 0)";
+        assert_eq!(error.to_string(), expected);
+    }
 }
 
 #[test]

@@ -70,6 +70,11 @@ fn four_ranks_conform_and_give_the_bytes_of_threads() {
 }
 
 #[test]
+fn six_ranks_conform_and_give_the_bytes_of_threads() {
+    conforms_like_threads(6);
+}
+
+#[test]
 fn seven_ranks_conform_and_give_the_bytes_of_threads() {
     conforms_like_threads(7);
 }
@@ -123,6 +128,16 @@ fn a_rank_that_does_not_come_is_named() {
     ends(&job);
     assert_eq!(job.code, Some(5));
     assert!(job.stderr.contains("Timeout") && job.stderr.contains("missing: [1], world: 3"));
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_missed_in_every_group() {
+    let job = mpirun(4, "missing-group");
+    ends(&job);
+    assert_eq!(job.code, Some(5));
+    // Rank 3 moves data with rank 2 alone and hears of rank 1 all the same.
+    let told = job.stderr.lines().find(|line| line.starts_with("rank 3: ")).expect("rank 3 was told");
+    assert!(told.contains("Timeout") && told.contains("missing: [1], world: 4"), "{told}");
 }
 
 #[test]

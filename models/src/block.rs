@@ -120,19 +120,32 @@ pub(crate) fn forward(
     acts: &mut Acts,
     cache: Option<&mut KvCache>,
 ) -> Result<()> {
+    let (c, t) = (call.config, call.tokens());
+    let (d, f) = (c.hidden_size, c.intermediate_size);
+    let w = call.weights(weights);
+    fill(call, i, &w, acts, cache)?;
+    let slot = acts.slot(i);
+    let mid = acts.blocks[slot].mid.view().slice(0..t * d);
+    let gate_up = acts.blocks[slot].gate_up.view().slice(0..t * 2 * f);
+    let mut out = acts.hidden[i + 1].view_mut().slice(0..t * d);
+    let mut act = acts.act.view_mut().slice(0..t * f);
+    call.device.swiglu_forward(SwiGluForward { gate_up, out: act.reborrow(), width: f })?;
+    call.linear(act.as_view(), w.down, out.reborrow(), f, d)?;
+    call.device.add(Add { x: out, y: mid })
+}
+
+/// Computes what the block's backward reads, from `acts.hidden[i]`: the forward without what only the next block reads.
+fn fill(call: &Call<'_>, i: usize, w: &Parts<View<'_>>, acts: &mut Acts, cache: Option<&mut KvCache>) -> Result<()> {
     let (device, c, t) = (call.device, call.config, call.tokens());
     let (d, f, q) = (c.hidden_size, c.intermediate_size, c.heads * c.head_dim);
-    let w = call.weights(weights);
-    let (before, after) = acts.hidden.split_at_mut(i + 1);
-    let x = before[i].view().slice(0..t * d);
-    let mut out = after[0].view_mut().slice(0..t * d);
-    let kept = &mut acts.blocks[i];
+    let slot = acts.slot(i);
+    let x = acts.hidden[i].view().slice(0..t * d);
+    let kept = &mut acts.blocks[slot];
     let mut qkv = kept.qkv.view_mut().slice(0..t * c.qkv_len());
     let mut att = kept.att.view_mut().slice(0..t * q);
     let mut mid = kept.mid.view_mut().slice(0..t * d);
-    let mut gate_up = kept.gate_up.view_mut().slice(0..t * 2 * f);
+    let gate_up = kept.gate_up.view_mut().slice(0..t * 2 * f);
     let mut norm = acts.norm.view_mut().slice(0..t * d);
-    let mut act = acts.act.view_mut().slice(0..t * f);
 
     call.rms_norm(x, w.norm_att, norm.reborrow(), acts.rstd.view_mut())?;
     call.linear(norm.as_view(), w.qkv, qkv.reborrow(), d, c.qkv_len())?;
@@ -149,13 +162,11 @@ pub(crate) fn forward(
     device.add(Add { x: mid.reborrow(), y: x })?;
 
     call.rms_norm(mid.as_view(), w.norm_mlp, norm.reborrow(), acts.rstd.view_mut())?;
-    call.linear(norm.as_view(), w.gate_up, gate_up.reborrow(), d, 2 * f)?;
-    device.swiglu_forward(SwiGluForward { gate_up: gate_up.as_view(), out: act.reborrow(), width: f })?;
-    call.linear(act.as_view(), w.down, out.reborrow(), f, d)?;
-    device.add(Add { x: out, y: mid.as_view() })
+    call.linear(norm.as_view(), w.gate_up, gate_up, d, 2 * f)
 }
 
-/// Turns `acts.d_hidden` from the gradient of the block's output into that of its input; overwrites `grads`.
+/// Turns `acts.d_hidden` from the gradient of the block's output into that of its input; overwrites `grads`. Blocks come
+/// from the last to the first, so with recompute the last one still has what its forward left.
 pub(crate) fn backward(
     call: &Call<'_>,
     i: usize,
@@ -167,7 +178,10 @@ pub(crate) fn backward(
     let (d, f, q, r) = (c.hidden_size, c.intermediate_size, c.heads * c.head_dim, c.qkv_len());
     let w = call.weights(weights);
     let g = call.grads(grads.f32("block backward", "grads")?);
-    let kept = &acts.blocks[i];
+    if acts.is_overwritten(i) {
+        fill(call, i, &w, acts, None)?;
+    }
+    let kept = &acts.blocks[acts.slot(i)];
     let x = acts.hidden[i].view().slice(0..t * d);
     let mid = kept.mid.view().slice(0..t * d);
     let (qkv, att) = (kept.qkv.view().slice(0..t * r), kept.att.view().slice(0..t * q));

@@ -44,13 +44,21 @@ macro_rules! call {
 
 impl Mistral {
     /// A model for micro-batches of up to `max_rows` sequences of up to `max_seq_len` tokens, computing in `compute`.
-    /// Allocates every activation now.
+    /// Allocates every activation now. With `recompute` each block keeps its input alone, and its backward computes the
+    /// rest of its activations once more: less memory, more time, the same bits.
     ///
     /// # Errors
     /// Memory that could not be had.
-    pub fn new(device: Device, config: Config, compute: DType, max_rows: usize, max_seq_len: usize) -> Result<Self> {
+    pub fn new(
+        device: Device,
+        config: Config,
+        compute: DType,
+        max_rows: usize,
+        max_seq_len: usize,
+        recompute: bool,
+    ) -> Result<Self> {
         let max_tokens = max_rows * max_seq_len;
-        let acts = Acts::new(&device, &config, compute, max_tokens)?;
+        let acts = Acts::new(&device, &config, compute, max_tokens, recompute)?;
         Ok(Mistral {
             units: params::units(&config),
             stages: params::stages(&config),

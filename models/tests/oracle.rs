@@ -82,24 +82,32 @@ fn batch(c: &Config, rows: usize, cols: usize) -> Batch {
     Batch { rows, cols, targets: (0..rows * cols).map(target).collect(), tokens: rows * cols, ids }
 }
 
+#[derive(Debug, PartialEq)]
 struct Found {
     loss: f64,
     logits: Vec<f32>,
     grads: Vec<Vec<f32>>,
 }
 
-/// Forward and backward as the training step drives them. Gradients start as NaN: each has to be overwritten.
+/// What [`weights`] draws, in the compute dtype.
+fn buffers(c: &Config, compute: DType) -> Vec<Buffer> {
+    weights(c).iter().map(|w| Buffer::from_f32(compute, w, "weights").expect("memory")).collect()
+}
+
 fn run(c: &Config, compute: DType, batch: &Batch, room: (usize, usize), dump: bool) -> Found {
     let device = Device::cpu(1).expect("one thread runs inline");
-    let weights = weights(c).into_iter().map(|w| Buffer::from_f32(compute, &w, "weights").expect("memory"));
-    let weights: Vec<Buffer> = weights.collect();
-    let mut model = Mistral::new(device, c.clone(), compute, room.0, room.1).expect("memory");
-    let mut grads: Vec<Vec<f32>> = weights.iter().map(|w| vec![0.0; w.len()]).collect();
+    let mut model = Mistral::new(device, c.clone(), compute, room.0, room.1, false).expect("memory");
     if dump {
         model.collect_logits();
     }
+    step(&mut model, &buffers(c, compute), batch)
+}
+
+/// Forward and backward as the training step drives them. Gradients start as NaN: each has to be overwritten.
+fn step(model: &mut Mistral, weights: &[Buffer], batch: &Batch) -> Found {
+    let mut grads: Vec<Vec<f32>> = weights.iter().map(|w| vec![0.0; w.len()]).collect();
     model.begin(batch, inverse(batch)).expect("a batch that fits");
-    let stages = stages(c);
+    let stages = stages(model.config());
     let views = |s: usize| stages[s].units.iter().map(|u| weights[*u].view()).collect::<Vec<View<'_>>>();
     for s in 0..stages.len() - 1 {
         model.forward(s, &views(s)).expect("forward");
@@ -276,11 +284,42 @@ fn logits_in_several_chunks_change_nothing() {
     }
 }
 
+/// Recompute runs the same kernels on the same numbers, so nothing differs by a bit: several micro-batches of different
+/// shapes through one model, one of them without rows. No gradient is NaN, so `==` compares every one of them.
+#[test]
+fn recompute_changes_no_bit() {
+    for (name, c, rows, cols) in cases() {
+        let batches = [
+            batch(&c, rows, cols),
+            batch(&c, 1, cols),
+            Batch { cols, ..Batch::default() },
+            batch(&c, rows, cols.div_ceil(2)),
+            batch(&c, rows, cols),
+        ];
+        for compute in [DType::F32, DType::Bf16] {
+            let weights = buffers(&c, compute);
+            for threads in [1, 2] {
+                let device = Device::cpu(threads).expect("threads for a test");
+                let [mut kept, mut recomputed] = [false, true].map(|recompute| {
+                    Mistral::new(device.clone(), c.clone(), compute, rows, cols, recompute).expect("memory")
+                });
+                for (i, batch) in batches.iter().enumerate() {
+                    kept.collect_logits();
+                    recomputed.collect_logits();
+                    let (a, b) = (step(&mut kept, &weights, batch), step(&mut recomputed, &weights, batch));
+                    assert!(a.grads.iter().flatten().all(|g| g.is_finite()), "{name} {compute}, batch {i}");
+                    assert!(a == b, "{name} {compute}, batch {i}");
+                }
+            }
+        }
+    }
+}
+
 /// The logits after each prefix: a prompt of `prompt` tokens at once, then token by token.
-fn decoded(c: &Config, ids: &[u32], prompt: usize) -> Vec<Vec<f32>> {
+fn decoded(c: &Config, ids: &[u32], prompt: usize, recompute: bool) -> Vec<Vec<f32>> {
     let device = Device::cpu(1).expect("one thread runs inline");
     let weights = weights(c);
-    let mut model = Mistral::new(device.clone(), c.clone(), DType::F32, 1, prompt).expect("memory");
+    let mut model = Mistral::new(device.clone(), c.clone(), DType::F32, 1, prompt, recompute).expect("memory");
     model.reserve_positions(ids.len());
     let mut cache = KvCache::new(&device, c, DType::F32, ids.len()).expect("memory");
     let mut logits = Vec::new();
@@ -307,7 +346,8 @@ fn decoding_from_the_cache_is_the_whole_forward() {
         let whole = exact(&c, &batch).logits;
         // Prompts shorter than, as long as and longer than the windows, so that the cache rolls within a prompt too.
         for prompt in [1, 2, 5, 7] {
-            let logits = decoded(&c, &batch.ids, prompt);
+            let logits = decoded(&c, &batch.ids, prompt, false);
+            assert!(logits == decoded(&c, &batch.ids, prompt, true), "blocks that share their activations");
             assert_eq!(logits.len(), len - prompt + 1);
             for (i, logits) in logits.iter().enumerate() {
                 let at = (prompt - 1 + i) * c.vocab_size;

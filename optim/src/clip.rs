@@ -1,6 +1,6 @@
 //! The gradient norm over all ranks, in an order no layout changes, and the factor that clips it.
 
-use crate::Layout;
+use crate::{Layout, UnitLayout};
 use spmd_core::precision::ClipForm;
 
 /// Added to the norm in the factor's denominator, as both engines do.
@@ -19,18 +19,26 @@ pub fn clip_factor(norm: f64, max_norm: f64, form: ClipForm) -> f32 {
     factor as f32
 }
 
-/// Adds per-block numbers in unit, then block order. `gathered` holds every rank's blocks, rank after rank; a rank's are its
-/// shards' blocks, unit after unit, padding blocks included (they count as nothing).
-pub(crate) fn fold_blocks(layout: &Layout, gathered: &[f64], world: usize, mut add: impl FnMut(usize, usize, f64)) {
-    let per_rank = gathered.len() / world.max(1);
+/// Adds per-block numbers in unit, then block order: `add(unit, part, number)`. `gathered` holds every part's blocks, part
+/// after part; a part's are its cut of each unit, unit after unit, padding blocks included (they count as nothing).
+/// `blocks(unit)` says how many blocks each part has of a unit, and `part(i)` which part has the `i`-th cut.
+pub(crate) fn fold_blocks(
+    layout: &Layout,
+    gathered: &[f64],
+    parts: usize,
+    blocks: impl Fn(&UnitLayout) -> usize,
+    part: impl Fn(usize) -> usize,
+    mut add: impl FnMut(usize, usize, f64),
+) {
+    let per_part = gathered.len() / parts.max(1);
     let mut offset = 0;
     for (u, unit) in layout.units.iter().enumerate() {
-        let shard = unit.shard_blocks();
+        let cut = blocks(unit);
         for block in 0..unit.blocks() {
-            let rank = block / shard;
-            add(u, rank, gathered[rank * per_rank + offset + block % shard]);
+            let part = part(block / cut);
+            add(u, part, gathered[part * per_part + offset + block % cut]);
         }
-        offset += shard;
+        offset += cut;
     }
 }
 

@@ -19,6 +19,16 @@ pub enum Error {
         /// The rank that computed the loss, or that holds the gradient.
         rank: usize,
     },
+    /// Copies of the state that should be the same are not.
+    #[error("the copies of the state have drifted apart: their hashes are {}", hex(.hashes))]
+    Drift {
+        /// One hash a copy, in rank order.
+        hashes: Vec<u64>,
+    },
+}
+
+fn hex(hashes: &[u64]) -> String {
+    hashes.iter().map(|h| format!("{h:016x}")).collect::<Vec<_>>().join(", ")
 }
 
 /// Result with this crate's [`Error`].

@@ -1,8 +1,10 @@
-//! The only ZeRO arithmetic: how a unit is padded and cut into shards, and which parameters a shard holds.
+//! The only ZeRO arithmetic: how a unit is padded and cut into slices and shards, and which parameters each holds.
 //!
-//! A unit's parameters lie one after another in one flat buffer. It is cut into blocks of [`BLOCK`] elements, and rank `r`
-//! owns the `r`-th run of blocks; all runs are equally long, so the last ranks of a small unit may own padding alone.
+//! A unit's parameters lie one after another in one flat buffer. It is cut into blocks of [`BLOCK`] elements, and into as
+//! many equally long *slices*, runs of blocks, as there are ranks; a *shard* is the slices of all replicas together (see
+//! [`crate::grid`]). The last slices of a small unit may hold padding alone.
 
+use crate::grid::Grid;
 use spmd_core::ops::{BLOCK, Piece};
 use spmd_core::rng::tensor_key;
 use spmd_core::{ParamKind, UnitSpec};
@@ -13,31 +15,55 @@ use std::ops::Range;
 pub struct UnitLayout {
     /// Elements without padding.
     pub len: usize,
-    /// Elements of every rank's shard, a multiple of [`BLOCK`].
-    pub shard_len: usize,
-    world: usize,
+    /// Elements of every slice, a multiple of [`BLOCK`].
+    pub slice_len: usize,
+    grid: Grid,
 }
 
 impl UnitLayout {
-    /// Cuts `len` elements for `world` ranks.
-    pub fn new(len: usize, world: usize) -> Self {
-        UnitLayout { len, shard_len: len.div_ceil(BLOCK).div_ceil(world) * BLOCK, world }
+    /// Cuts `len` elements for the ranks of `grid`.
+    pub fn new(len: usize, grid: Grid) -> Self {
+        UnitLayout { len, slice_len: len.div_ceil(BLOCK).div_ceil(grid.world) * BLOCK, grid }
+    }
+
+    /// Elements of every shard.
+    pub fn shard_len(&self) -> usize {
+        self.slice_len * self.grid.replicas()
     }
 
     /// Elements of the gathered unit, padding included.
     pub fn padded_len(&self) -> usize {
-        self.shard_len * self.world
+        self.slice_len * self.grid.world
     }
 
-    /// The flat elements rank `rank` owns, padding excluded; may be empty.
-    pub fn owned(&self, rank: usize) -> Range<usize> {
-        let start = (rank * self.shard_len).min(self.len);
-        start..(start + self.shard_len).min(self.len)
+    /// The flat elements of this rank's shard, padding excluded; may be empty.
+    pub fn shard(&self) -> Range<usize> {
+        self.cut(self.grid.position() * self.shard_len(), self.shard_len())
     }
 
-    /// Blocks of every rank's shard, padding included.
+    /// The flat elements of this rank's slice, padding excluded; may be empty.
+    pub fn slice(&self) -> Range<usize> {
+        self.cut(self.grid.position() * self.shard_len() + self.slice_in_shard().start, self.slice_len)
+    }
+
+    /// Where this rank's slice lies in its shard, padding included.
+    pub fn slice_in_shard(&self) -> Range<usize> {
+        let start = self.grid.replica() * self.slice_len;
+        start..start + self.slice_len
+    }
+
+    fn cut(&self, start: usize, len: usize) -> Range<usize> {
+        start.min(self.len)..(start + len).min(self.len)
+    }
+
+    /// Blocks of every slice, padding included.
+    pub fn slice_blocks(&self) -> usize {
+        self.slice_len / BLOCK
+    }
+
+    /// Blocks of every shard, padding included.
     pub fn shard_blocks(&self) -> usize {
-        self.shard_len / BLOCK
+        self.shard_len() / BLOCK
     }
 
     /// Blocks that hold weights.
@@ -46,12 +72,12 @@ impl UnitLayout {
     }
 }
 
-/// A run of one rank's shard that belongs to one parameter.
+/// A run of one rank's shard or slice that belongs to one parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
     /// Index of the parameter in its unit.
     pub param: usize,
-    /// Where in the shard.
+    /// Where in the shard or slice.
     pub range: Range<usize>,
     /// Index of the first element within the parameter.
     pub start: usize,
@@ -60,31 +86,53 @@ pub struct Segment {
 /// The cut of a whole model, seen from one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
+    /// This rank's place.
+    pub grid: Grid,
     /// One entry a unit.
     pub units: Vec<UnitLayout>,
     /// Per unit: the parameters in this rank's shard, in order.
     pub segments: Vec<Vec<Segment>>,
-    /// Per unit: the segments cut at block borders, as the optimizer's kernel takes them.
+    /// Per unit: the parameters in this rank's slice, in order.
+    pub slices: Vec<Vec<Segment>>,
+    /// Per unit: the shard's segments cut at block borders, as the optimizer's kernel takes them.
     pub pieces: Vec<Vec<Piece>>,
 }
 
 impl Layout {
-    /// Cuts `units` for rank `rank` of `world`. Weight decay applies to matrices, to gains only with `decay_norms`.
-    pub fn new(units: &[UnitSpec], rank: usize, world: usize, decay_norms: bool) -> Self {
-        let layouts: Vec<_> = units.iter().map(|u| UnitLayout::new(u.len(), world)).collect();
-        let segments: Vec<_> = units.iter().zip(&layouts).map(|(u, l)| segments(u, l.owned(rank))).collect();
+    /// Cuts `units` for the rank of `grid`. Weight decay applies to matrices, to gains only with `decay_norms`.
+    pub fn new(units: &[UnitSpec], grid: Grid, decay_norms: bool) -> Self {
+        let layouts: Vec<_> = units.iter().map(|u| UnitLayout::new(u.len(), grid)).collect();
+        let each = |part: fn(&UnitLayout) -> Range<usize>| {
+            units.iter().zip(&layouts).map(|(u, l)| segments(u, part(l))).collect::<Vec<_>>()
+        };
+        let (segments, slices) = (each(UnitLayout::shard), each(UnitLayout::slice));
         let pieces = units.iter().zip(&segments).map(|(u, s)| pieces(u, s, decay_norms)).collect();
-        Layout { units: layouts, segments, pieces }
+        Layout { grid, units: layouts, segments, slices, pieces }
     }
 
     /// Elements of this rank's shards together.
     pub fn shard_len(&self) -> usize {
-        self.units.iter().map(|u| u.shard_len).sum()
+        self.units.iter().map(UnitLayout::shard_len).sum()
+    }
+
+    /// Elements of this rank's slices together.
+    pub fn slice_len(&self) -> usize {
+        self.units.iter().map(|u| u.slice_len).sum()
     }
 
     /// The longest padded unit.
     pub fn largest(&self) -> usize {
         self.units.iter().map(UnitLayout::padded_len).max().unwrap_or(0)
+    }
+
+    /// The longest shard of a unit.
+    pub fn largest_shard(&self) -> usize {
+        self.units.iter().map(UnitLayout::shard_len).max().unwrap_or(0)
+    }
+
+    /// The longest slice of a unit.
+    pub fn largest_slice(&self) -> usize {
+        self.units.iter().map(|u| u.slice_len).max().unwrap_or(0)
     }
 }
 
@@ -131,20 +179,27 @@ mod tests {
     }
 
     #[test]
-    fn every_element_has_one_owner_and_shards_start_on_block_borders() {
+    fn every_element_has_one_slice_and_slices_start_on_block_borders() {
         for len in [1, 48, 4095, 4096, 4097, 3 * 4096 + 1, 100_000] {
-            for world in [1, 2, 3, 4, 7, 8] {
-                let l = UnitLayout::new(len, world);
-                assert_eq!(l.shard_len % BLOCK, 0);
+            for (world, shard) in [(1, 1), (2, 2), (3, 3), (4, 4), (4, 2), (4, 1), (7, 7), (8, 2)] {
+                let layout = |rank| UnitLayout::new(len, Grid { rank, world, shard });
+                let mut owned: Vec<Range<usize>> = (0..world).map(|rank| layout(rank).slice()).collect();
+                owned.sort_by_key(|r| (r.start, r.end));
                 let mut at = 0;
-                for rank in 0..world {
-                    let r = l.owned(rank);
-                    assert_eq!(r.start, at.min(len));
-                    assert!(r.is_empty() || r.start.is_multiple_of(BLOCK));
-                    at = r.end;
+                for slice in owned {
+                    assert_eq!(slice.start, at);
+                    assert!(slice.is_empty() || slice.start.is_multiple_of(BLOCK));
+                    at = slice.end;
                 }
                 assert_eq!(at, len);
-                assert!(l.padded_len() >= len);
+                for rank in 0..world {
+                    let l = layout(rank);
+                    assert_eq!((l.slice_len % BLOCK, l.padded_len()), (0, l.shard_len() * shard));
+                    assert!(l.padded_len() >= len);
+                    assert!(l.slice().start >= l.shard().start && l.slice().end <= l.shard().end);
+                    let held: usize = (0..shard).map(|p| layout(p).shard().len()).sum();
+                    assert_eq!(held, len, "a group holds everything");
+                }
             }
         }
     }
@@ -155,7 +210,7 @@ mod tests {
         for world in [1, 2, 3, 7] {
             let mut seen = [0u64; 4];
             for rank in 0..world {
-                let layout = Layout::new(std::slice::from_ref(&u), rank, world, false);
+                let layout = Layout::new(std::slice::from_ref(&u), Grid::whole(rank, world), false);
                 for p in &layout.pieces[0] {
                     assert_eq!(p.range.start / BLOCK, (p.range.end - 1) / BLOCK);
                     let i = (0..4).find(|i| tensor_key(&format!("p{i}")) == p.tensor).unwrap();

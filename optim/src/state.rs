@@ -1,11 +1,28 @@
 //! What a rank keeps between steps: its shard of the shadow and of both moments.
 
+use crate::layout::Segment;
 use crate::{Layout, Result};
 use spmd_core::dtype::round_bf16;
 use spmd_core::{Buffer, Device, ParamSpec, Precision, UnitSpec, View, ViewMut};
 
 /// Weights are loaded and handed out in runs of at most this many elements, so that no scratch grows with the model.
 const RUN: usize = 1 << 18;
+
+/// What the optimizer keeps of every weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Role {
+    /// The weights the optimizer reads and writes.
+    Shadow,
+    /// First moment.
+    ExpAvg,
+    /// Second moment.
+    ExpAvgSq,
+}
+
+impl Role {
+    /// All three, in the order in which they are hashed and stored.
+    pub const ALL: [Role; 3] = [Role::Shadow, Role::ExpAvg, Role::ExpAvgSq];
+}
 
 /// One unit's shards.
 #[derive(Debug)]
@@ -16,6 +33,25 @@ pub struct UnitState {
     pub exp_avg: Buffer,
     /// Second moment.
     pub exp_avg_sq: Buffer,
+}
+
+impl UnitState {
+    /// One role's shard, padding included.
+    pub fn role(&self, role: Role) -> View<'_> {
+        match role {
+            Role::Shadow => self.shadow.view(),
+            Role::ExpAvg => self.exp_avg.view(),
+            Role::ExpAvgSq => self.exp_avg_sq.view(),
+        }
+    }
+
+    fn role_mut(&mut self, role: Role) -> ViewMut<'_> {
+        match role {
+            Role::Shadow => self.shadow.view_mut(),
+            Role::ExpAvg => self.exp_avg.view_mut(),
+            Role::ExpAvgSq => self.exp_avg_sq.view_mut(),
+        }
+    }
 }
 
 /// Every unit's shards of this rank.
@@ -58,12 +94,12 @@ impl State {
                 exp_avg_sq: device.zeros(precision.moments, moments(len), "exp_avg_sq shard")?,
             })
         };
-        let units = layout.units.iter().map(|u| unit(u.shard_len)).collect::<Result<_>>()?;
+        let units = layout.units.iter().map(|u| unit(u.shard_len())).collect::<Result<_>>()?;
         Ok(State { units, step: 0, round_loaded: precision.round_loaded })
     }
 
-    /// Fills the shadow: `fill(param, start, out)` writes elements `start..start + out.len()` of a parameter. It is asked
-    /// only for what this rank owns.
+    /// Fills the shadow of a new run: `fill(param, start, out)` writes elements `start..start + out.len()` of a parameter.
+    /// It is asked only for what this rank holds.
     ///
     /// # Errors
     /// The first error `fill` returns.
@@ -74,7 +110,7 @@ impl State {
         mut fill: impl FnMut(&ParamSpec, usize, &mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut scratch = vec![0.0; RUN];
-        for (unit, run) in runs(layout) {
+        for (unit, run) in runs(&layout.segments) {
             let param = &specs[unit].params[run.param];
             let out = &mut scratch[..run.range.len()];
             fill(param, run.start, out)?;
@@ -86,7 +122,34 @@ impl State {
         Ok(())
     }
 
-    /// Hands out the shadow of this rank, widened to fp32: `take(param, start, values)`.
+    /// Fills one role as it was kept: `fill(param, start, out)` writes elements `start..start + out.len()` of a parameter
+    /// in the dtype of `out`. It is asked only for what this rank holds.
+    ///
+    /// # Errors
+    /// The first error `fill` returns.
+    pub fn restore<E>(
+        &mut self,
+        role: Role,
+        specs: &[UnitSpec],
+        layout: &Layout,
+        mut fill: impl FnMut(&ParamSpec, usize, ViewMut<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for (unit, segments) in layout.segments.iter().enumerate() {
+            for s in segments {
+                let out = self.units[unit].role_mut(role).slice(s.range.clone());
+                fill(&specs[unit].params[s.param], s.start, out)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// This rank's slice of one role of a unit, padding included: what it writes to disk, so that no replica writes the
+    /// same.
+    pub fn slice(&self, layout: &Layout, unit: usize, role: Role) -> View<'_> {
+        self.units[unit].role(role).slice(layout.units[unit].slice_in_shard())
+    }
+
+    /// Hands out this rank's slice of the shadow, widened to fp32: `take(param, start, values)`.
     ///
     /// # Errors
     /// The first error `take` returns.
@@ -96,21 +159,69 @@ impl State {
         layout: &Layout,
         take: impl FnMut(&ParamSpec, usize, &[f32]) -> Result<(), E>,
     ) -> Result<(), E> {
-        each_run(specs, layout, |unit| self.units[unit].shadow.view(), take)
+        each_run(specs, layout, |unit| self.slice(layout, unit, Role::Shadow), take)
     }
 }
 
-/// Hands out shards of a unit, widened to fp32, parameter by parameter.
+/// A copy of this rank's slices, to be written while training goes on.
+#[derive(Debug)]
+pub struct Snapshot {
+    units: Vec<[Buffer; 3]>,
+}
+
+impl Snapshot {
+    /// Room for the slices of `state`, touched, so that the first copy is as fast as every other.
+    ///
+    /// # Errors
+    /// Memory that could not be had.
+    pub fn new(device: &Device, layout: &Layout, precision: &Precision) -> Result<Self> {
+        let buffer = |dtype, len| -> Result<Buffer> {
+            let mut buffer = device.zeros(dtype, len, "snapshot")?;
+            buffer.bytes_mut().fill(0);
+            Ok(buffer)
+        };
+        let unit = |len: usize| -> Result<[Buffer; 3]> {
+            let moments = precision.moments;
+            Ok([buffer(precision.shadow, len)?, buffer(moments, len)?, buffer(moments, len)?])
+        };
+        Ok(Snapshot { units: layout.units.iter().map(|u| unit(u.slice_len)).collect::<Result<_>>()? })
+    }
+
+    /// Copies the slices of `state`.
+    pub fn take(&mut self, state: &State, layout: &Layout) {
+        for (unit, buffers) in self.units.iter_mut().enumerate() {
+            for (role, buffer) in Role::ALL.into_iter().zip(buffers) {
+                copy(state.slice(layout, unit, role), buffer.view_mut());
+            }
+        }
+    }
+
+    /// The slice of one role of a unit, padding included, as it was when it was taken.
+    pub fn slice(&self, unit: usize, role: Role) -> View<'_> {
+        self.units[unit][role as usize].view()
+    }
+}
+
+fn copy(from: View<'_>, to: ViewMut<'_>) {
+    match (from, to) {
+        (View::F32(from), ViewMut::F32(to)) => to.copy_from_slice(from),
+        (View::Bf16(from), ViewMut::Bf16(to)) => to.copy_from_slice(from),
+        // Both were made with the same precision.
+        (View::F32(_), ViewMut::Bf16(_)) | (View::Bf16(_), ViewMut::F32(_)) => unreachable!("one role, one dtype"),
+    }
+}
+
+/// Hands out slices of a unit, widened to fp32, parameter by parameter.
 pub(crate) fn each_run<'a, E>(
     specs: &[UnitSpec],
     layout: &Layout,
-    shard: impl Fn(usize) -> View<'a>,
+    slice: impl Fn(usize) -> View<'a>,
     mut take: impl FnMut(&ParamSpec, usize, &[f32]) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut scratch = vec![0.0; RUN];
-    for (unit, run) in runs(layout) {
+    for (unit, run) in runs(&layout.slices) {
         let out = &mut scratch[..run.range.len()];
-        widen(shard(unit).slice(run.range), out);
+        widen(slice(unit).slice(run.range), out);
         take(&specs[unit].params[run.param], run.start, out)?;
     }
     Ok(())
@@ -123,13 +234,13 @@ fn widen(from: View<'_>, to: &mut [f32]) {
     }
 }
 
-/// This rank's segments, cut into runs of at most [`RUN`] elements, with their unit.
-fn runs(layout: &Layout) -> impl Iterator<Item = (usize, crate::layout::Segment)> {
-    let segments = layout.segments.iter().enumerate().flat_map(|(unit, s)| s.iter().map(move |s| (unit, s)));
+/// Segments, cut into runs of at most [`RUN`] elements, with their unit.
+fn runs(segments: &[Vec<Segment>]) -> impl Iterator<Item = (usize, Segment)> {
+    let segments = segments.iter().enumerate().flat_map(|(unit, s)| s.iter().map(move |s| (unit, s)));
     segments.flat_map(|(unit, s)| {
         s.range.clone().step_by(RUN).map(move |at| {
             let range = at..(at + RUN).min(s.range.end);
-            (unit, crate::layout::Segment { param: s.param, start: s.start + at - s.range.start, range })
+            (unit, Segment { param: s.param, start: s.start + at - s.range.start, range })
         })
     })
 }

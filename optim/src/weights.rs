@@ -2,9 +2,10 @@
 //! no longer needed.
 //!
 //! A few slots hold gathered units. A unit that is still in a slot (the last block when the backward begins, the
-//! embedding between micro-batches) is not gathered again; an optimizer step makes every slot stale.
+//! embedding between micro-batches) is not gathered again; an optimizer step makes every slot stale. Where weights are kept
+//! (ZeRO stages 0 to 2, or without resharding) there is a slot for every unit.
 
-use crate::{Clock, Layout, Result, State};
+use crate::{Clock, Layout, Result, Sharding, State};
 use collectives::{Comm, Ticket};
 use spmd_core::ops::Cast;
 use spmd_core::{Buffer, DType, Device, Stage, View};
@@ -12,19 +13,57 @@ use spmd_core::{Buffer, DType, Device, Stage, View};
 /// Most units one stage needs at once: its own and, for a tied head, the embedding.
 pub(crate) const MAX_STAGE_UNITS: usize = 2;
 
+/// A place for one gathered unit.
 #[derive(Debug, Default)]
 struct Slot {
-    unit: Option<usize>,
     /// The gathered unit in the compute dtype; `None` while the transport has it.
     buffer: Option<Buffer>,
     ticket: Option<Ticket>,
-    capacity: usize,
+}
+
+/// Which unit is in which slot.
+#[derive(Debug)]
+struct Slots {
+    /// The unit, and the largest that ever was here.
+    slots: Vec<(Option<usize>, usize)>,
+}
+
+impl Slots {
+    fn new(count: usize) -> Self {
+        Slots { slots: vec![(None, 0); count] }
+    }
+
+    fn find(&self, unit: usize) -> Option<usize> {
+        self.slots.iter().position(|(held, _)| *held == Some(unit))
+    }
+
+    /// Gives `unit` of `need` elements a slot that holds none of `pinned`; `None` if it has one already.
+    fn place(&mut self, unit: usize, need: usize, pinned: &[usize]) -> Option<usize> {
+        if self.find(unit).is_some() {
+            return None;
+        }
+        let free = |i: &usize| self.slots[*i].0.is_none_or(|u| !pinned.contains(&u));
+        // An empty slot; then the smallest that is large enough, or else the largest: buffers grow as little as possible.
+        let fit = |i: &usize| {
+            let (held, capacity) = self.slots[*i];
+            (held.is_some(), capacity < need, capacity.abs_diff(need))
+        };
+        // With `slot_count` slots there is one; were there none, the gather would simply start later.
+        let slot = (0..self.slots.len()).filter(free).min_by_key(fit)?;
+        self.slots[slot] = (Some(unit), self.slots[slot].1.max(need));
+        Some(slot)
+    }
+
+    fn clear(&mut self) {
+        self.slots.iter_mut().for_each(|(held, _)| *held = None);
+    }
 }
 
 /// Gathered units and what is on its way.
 #[derive(Debug)]
 pub struct Weights {
     compute: DType,
+    held: Slots,
     slots: Vec<Slot>,
     sends: Vec<Buffer>,
     /// Seconds spent waiting for gathers that were not there yet.
@@ -46,15 +85,12 @@ impl<'a> std::ops::Deref for Gathered<'a> {
 }
 
 impl Weights {
-    /// Slots for a model with these stages: as many as two neighbouring stages need together.
-    pub fn new(compute: DType, stages: &[Stage]) -> Self {
-        let slots = (0..slot_count(stages)).map(|_| Slot::default()).collect();
-        Weights { compute, slots, sends: Vec::new(), waited: 0.0 }
-    }
-
-    /// A slot for each of `units` units: all of them stay gathered, for a world of one that only reads.
-    pub fn resident(compute: DType, units: usize) -> Self {
-        Weights { compute, slots: (0..units).map(|_| Slot::default()).collect(), sends: Vec::new(), waited: 0.0 }
+    /// Slots for a model of `units` units with these stages: one a unit if weights are kept, otherwise as many as two
+    /// neighbouring stages need together.
+    pub fn new(compute: DType, units: usize, stages: &[Stage], keep: bool) -> Self {
+        let count = slot_count(units, stages, keep);
+        let slots = (0..count).map(|_| Slot::default()).collect();
+        Weights { compute, held: Slots::new(count), slots, sends: Vec::new(), waited: 0.0 }
     }
 
     /// Gathers `stage` (waiting if need be), starts gathering `next`, and lends `stage`'s units until the next call.
@@ -76,7 +112,7 @@ impl Weights {
         }
         let mut views = [View::F32(&[]); MAX_STAGE_UNITS];
         for (view, unit) in views.iter_mut().zip(&stage.units) {
-            let slot = self.slots.iter().find(|s| s.unit == Some(*unit));
+            let slot = self.held.find(*unit).map(|i| &self.slots[i]);
             if let Some(buffer) = slot.and_then(|s| s.buffer.as_ref()) {
                 *view = buffer.view().slice(0..ctx.layout.units[*unit].len);
             }
@@ -88,49 +124,42 @@ impl Weights {
     pub(crate) fn invalidate(&mut self) -> Result<()> {
         for i in 0..self.slots.len() {
             self.land(i)?;
-            self.slots[i].unit = None;
         }
+        self.held.clear();
         Ok(())
     }
 
     /// Starts gathering `unit` into a slot that holds none of `pinned`, unless it is there or under way.
     fn start(&mut self, ctx: &Context<'_>, unit: usize, pinned: &[usize]) -> Result<()> {
-        if self.slots.iter().any(|s| s.unit == Some(unit)) {
-            return Ok(());
-        }
         let layout = ctx.layout.units[unit];
         let need = layout.padded_len();
-        let free = |s: &Slot| s.unit.is_none_or(|u| !pinned.contains(&u));
-        // An empty slot; then the smallest that is large enough, or else the largest: buffers grow as little as possible.
-        let fit = |s: &Slot| (s.unit.is_some(), s.capacity < need, s.capacity.abs_diff(need));
-        let candidates = (0..self.slots.len()).filter(|i| free(&self.slots[*i]));
-        let Some(i) = candidates.min_by_key(|i| fit(&self.slots[*i])) else {
-            return Ok(()); // cannot happen with `slot_count` slots; the gather then simply starts later
-        };
+        let Some(i) = self.held.place(unit, need, pinned) else { return Ok(()) };
         self.land(i)?;
-        let mut send = match self.sends.pop() {
-            Some(send) => send,
-            None => Buffer::zeros(self.compute, 0, "gather send buffer")?,
-        };
-        send.resize(self.compute, layout.shard_len, "gather send buffer")?;
-        let src = ctx.state.units[unit].shadow.view();
-        ctx.device.cast(Cast { src, through: DType::F32, dst: send.view_mut() })?;
         let mut recv = match self.slots[i].buffer.take() {
             Some(recv) => recv,
             None => Buffer::zeros(self.compute, 0, "gathered unit")?,
         };
         recv.resize(self.compute, need, "gathered unit")?;
-        let capacity = self.slots[i].capacity.max(need);
-        self.slots[i] =
-            Slot { unit: Some(unit), buffer: None, ticket: Some(ctx.comm.all_gather(send, recv)?), capacity };
+        let src = ctx.state.units[unit].shadow.view();
+        if ctx.shard.world() == 1 {
+            // This rank has all of it.
+            ctx.device.cast(Cast { src, through: DType::F32, dst: recv.view_mut() })?;
+            self.slots[i].buffer = Some(recv);
+            return Ok(());
+        }
+        let mut send = match self.sends.pop() {
+            Some(send) => send,
+            None => Buffer::zeros(self.compute, 0, "gather send buffer")?,
+        };
+        send.resize(self.compute, layout.shard_len(), "gather send buffer")?;
+        ctx.device.cast(Cast { src, through: DType::F32, dst: send.view_mut() })?;
+        self.slots[i].ticket = Some(ctx.shard.all_gather(send, recv)?);
         Ok(())
     }
 
     /// Waits for `unit`.
     fn finish(&mut self, ctx: &Context<'_>, unit: usize) -> Result<()> {
-        let Some(i) = self.slots.iter().position(|s| s.unit == Some(unit)) else {
-            return Ok(());
-        };
+        let Some(i) = self.held.find(unit) else { return Ok(()) };
         let before = (ctx.clock)();
         self.land(i)?;
         self.waited += (ctx.clock)() - before;
@@ -153,8 +182,10 @@ impl Weights {
 pub struct Context<'a> {
     /// Kernels.
     pub device: &'a Device,
-    /// Ranks.
-    pub comm: &'a Comm,
+    /// The ranks that share a copy of the state with this one.
+    pub shard: &'a Comm,
+    /// The ranks that hold the same shard as this one.
+    pub replicas: &'a Comm,
     /// The cut.
     pub layout: &'a Layout,
     /// This rank's shards.
@@ -163,31 +194,41 @@ pub struct Context<'a> {
     pub clock: Clock,
 }
 
-fn slot_count(stages: &[Stage]) -> usize {
+fn slot_count(units: usize, stages: &[Stage], keep: bool) -> usize {
+    if keep {
+        return units;
+    }
     let together = |a: &Stage, b: &Stage| a.units.len() + b.units.iter().filter(|u| !a.units.contains(u)).count();
     stages.windows(2).map(|w| together(&w[0], &w[1])).chain(stages.iter().map(|s| s.units.len())).max().unwrap_or(0)
 }
 
-/// Bytes of the slots and send buffers at their largest, by walking the stages of a step (forward and back) as
-/// [`Weights::gather`] does.
-pub fn gather_bytes(layout: &Layout, stages: &[Stage], compute: DType) -> usize {
-    let mut slots = vec![(usize::MAX, 0); slot_count(stages)];
-    let walk: Vec<&Stage> = stages.iter().chain(stages.iter().rev().skip(1)).collect();
-    let mut send = 0;
-    for (i, stage) in walk.iter().enumerate() {
-        let next = walk.get(i + 1).map_or(&[][..], |n| &n.units[..]);
-        let pinned: Vec<usize> = stage.units.iter().chain(next).copied().collect();
-        for unit in &pinned {
-            let need = layout.units[*unit].padded_len();
-            if slots.iter().any(|s| s.0 == *unit) {
-                continue;
+/// What gathering takes: bytes of the slots and send buffers at their largest, and data bytes sent to other ranks in a
+/// step of `passes` passes over all micro-batches. Found by walking the stages (forward and back) as [`Weights::gather`]
+/// does.
+pub(crate) fn gather_cost(
+    layout: &Layout,
+    stages: &[Stage],
+    compute: DType,
+    sharding: &Sharding,
+    passes: usize,
+) -> (usize, u64) {
+    let mut slots = Slots::new(slot_count(layout.units.len(), stages, sharding.keeps_weights()));
+    let others = layout.grid.shard - 1;
+    let (mut send, mut sent) = (0, 0);
+    for _ in 0..passes {
+        let walk: Vec<&Stage> = stages[..stages.len() - 1].iter().chain(stages.iter().rev()).collect();
+        for (i, stage) in walk.iter().enumerate() {
+            let next = walk.get(i + 1).map_or(&[][..], |n| &n.units[..]);
+            let pinned: Vec<usize> = stage.units.iter().chain(next).copied().collect();
+            for unit in &pinned {
+                let u = layout.units[*unit];
+                if slots.place(*unit, u.padded_len(), &pinned).is_some() && others > 0 {
+                    send = send.max(u.shard_len());
+                    sent += (others * u.shard_len() * compute.size()) as u64;
+                }
             }
-            let fit = |s: &(usize, usize)| (s.0 != usize::MAX, s.1 < need, s.1.abs_diff(need));
-            if let Some(s) = slots.iter_mut().filter(|s| !pinned.contains(&s.0)).min_by_key(|s| fit(s)) {
-                *s = (*unit, s.1.max(need));
-            }
-            send = send.max(layout.units[*unit].shard_len);
         }
     }
-    (slots.iter().map(|s| s.1).sum::<usize>() + MAX_STAGE_UNITS * send) * compute.size()
+    let held: usize = slots.slots.iter().map(|(_, capacity)| capacity).sum();
+    ((held + MAX_STAGE_UNITS * send) * compute.size(), sent)
 }

@@ -4,7 +4,7 @@
 mod toy;
 
 use collectives::threads;
-use optim::{Error, Hyper, StepReport};
+use optim::{Error, Hyper, Sharding, StepReport};
 use spmd_core::{Batch, Policy};
 use std::time::{Duration, Instant};
 use toy::{Answers, At, Shards, on_ranks};
@@ -40,7 +40,7 @@ fn spoil<const BITS: u32>(at: At, stage: usize, position: usize, index: usize, o
 fn refused(policy: Policy, answers: Answers) -> Vec<Error> {
     let run = |answers: Answers, steps: &[u32]| -> Vec<(Vec<Shards>, Vec<Error>)> {
         on_ranks(WORLD, |comm| {
-            let mut t = toy::trainer(comm, policy.precision(), false, answers);
+            let mut t = toy::trainer(comm, policy.precision(), Sharding::zero3(WORLD), false, answers);
             let (mut states, mut errors) = (Vec::new(), Vec::new());
             for step in steps {
                 let (before, made) = (toy::shards(&t, Vec::new()), t.state.step);
@@ -148,7 +148,7 @@ fn with_batches(batches: impl Fn(u32) -> Vec<Batch> + Sync) -> Vec<Error> {
     let limit = Duration::from_secs(1);
     let start = Instant::now();
     let said = threads::run(WORLD, limit, |comm| {
-        let mut t = toy::trainer(comm, Policy::Shadow.precision(), false, GOOD);
+        let mut t = toy::trainer(comm, Policy::Shadow.precision(), Sharding::zero3(WORLD), false, GOOD);
         let before = toy::shards(&t, Vec::new());
         let batches = batches(t.comm.rank() as u32);
         let result = optim::train_step(&mut t, &batches, 100, &HYPER, &mut |_, _| {});
@@ -194,7 +194,13 @@ fn a_rank_that_panics_takes_the_others_down_at_once() {
         gradient(at, stage, position, out);
     }
     let said = threads::run(WORLD, Duration::from_secs(60), |comm| {
-        let mut t = toy::trainer(comm, Policy::Shadow.precision(), false, Answers { gradient: panics, loss });
+        let mut t = toy::trainer(
+            comm,
+            Policy::Shadow.precision(),
+            Sharding::zero3(WORLD),
+            false,
+            Answers { gradient: panics, loss },
+        );
         toy::step(&mut t, 0, ACCUM, 100, &HYPER).0.expect_err("rank 1 is gone")
     });
     for (rank, said) in said.into_iter().enumerate() {

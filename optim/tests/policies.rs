@@ -9,7 +9,7 @@ mod reference;
 #[path = "support/toy.rs"]
 mod toy;
 
-use optim::{Hyper, StepReport};
+use optim::{Footprint, Grid, Hyper, Layout, Sharding, StepReport};
 use reference::{Reference, Report, Settings, round, tree};
 use spmd_core::rng::mix;
 use spmd_core::{DType, Policy};
@@ -81,15 +81,43 @@ struct Seen {
     report: StepReport,
     gathered: Vec<Vec<f32>>,
     after: Shards,
+    hash: u64,
+    /// Data bytes sent in the step.
+    sent: u64,
 }
 
-fn train(policy: Policy, lanes: usize, decay_norms: bool) -> Vec<Vec<Seen>> {
-    on_ranks(lanes, |comm| {
-        let mut t = toy::trainer(comm, policy.precision(), decay_norms, ANSWERS);
+/// Ranks and how the run is laid out over them.
+#[derive(Debug, Clone, Copy)]
+struct On {
+    world: usize,
+    sharding: Sharding,
+}
+
+impl On {
+    fn zero3(lanes: usize) -> Self {
+        On { world: lanes, sharding: Sharding::zero3(lanes) }
+    }
+
+    /// ZeRO-3 on fewer ranks than lanes.
+    fn few(lanes: usize, world: usize) -> Self {
+        On { world, sharding: Sharding { lanes, ..Sharding::zero3(world) } }
+    }
+
+    fn grid(self, rank: usize) -> Grid {
+        Grid { rank, world: self.world, shard: self.sharding.group }
+    }
+}
+
+fn train(policy: Policy, on: On, decay_norms: bool) -> Vec<Vec<Seen>> {
+    on_ranks(on.world, |comm| {
+        let mut t = toy::trainer(comm, policy.precision(), on.sharding, decay_norms, ANSWERS);
         let run = |(step, s): (usize, &Settings)| {
+            let before = t.comm.sent_bytes();
             let (report, grad) = toy::step(&mut t, step as u32, ACCUM, TARGETS, &hyper(*s));
+            let sent = t.comm.sent_bytes() - before;
             let (report, gathered) = (report.expect("finite"), t.model.gathered.clone());
-            Seen { report, gathered, after: toy::shards(&t, grad) }
+            let hash = t.state_hash().expect("copies that are the same");
+            Seen { report, gathered, after: toy::shards(&t, grad), hash, sent }
         };
         STEPS.iter().enumerate().map(run).collect()
     })
@@ -108,40 +136,106 @@ fn same(what: &str, unit: usize, ranks: impl Iterator<Item = Vec<f32>>, expected
     }
 }
 
-fn check(policy: Policy, lanes: usize, decay_norms: bool) {
-    let ranks = train(policy, lanes, decay_norms);
+/// What the reference has before and after a step.
+struct Expected {
+    gathered: Vec<Vec<f32>>,
+    grads: Vec<Vec<f32>>,
+    report: Report,
+    after: Reference,
+}
+
+fn reference(policy: Policy, lanes: usize, decay_norms: bool) -> Vec<Expected> {
     let mut reference = Reference::new(policy, lanes as u32, decay_norms, ANSWERS);
-    for (step, settings) in STEPS.iter().enumerate() {
-        let name = |what: &str| format!("{policy}, {lanes} lanes, decay_norms {decay_norms}, step {step}: {what}");
-        let seen = || ranks.iter().map(|rank| &rank[step]);
-        let units = 0..reference.shadow.len();
-        for unit in units.clone() {
-            let expected = reference.gathered(unit);
-            seen().for_each(|s| same(&name("gathered"), unit, [s.gathered[unit].clone()].into_iter(), &expected));
-        }
+    let step = |settings: &Settings| {
+        let gathered = (0..reference.shadow.len()).map(|unit| reference.gathered(unit)).collect();
         let grads = reference.gradients(ACCUM);
-        let expected = reference.step(&grads, ACCUM, TARGETS, *settings);
-        for unit in units {
-            let shards = |pick: fn(&Shards) -> &Vec<Vec<f32>>| seen().map(move |s| pick(&s.after)[unit].clone());
-            same(&name("gradient"), unit, shards(|s| &s.grad), &grads[unit]);
-            same(&name("exp_avg"), unit, shards(|s| &s.exp_avg), &reference.exp_avg[unit]);
-            same(&name("exp_avg_sq"), unit, shards(|s| &s.exp_avg_sq), &reference.exp_avg_sq[unit]);
-            same(&name("shadow"), unit, shards(|s| &s.shadow), &reference.shadow[unit]);
+        let report = reference.step(&grads, ACCUM, TARGETS, *settings);
+        assert_eq!(report.clip_coef < 1.0, settings.max_norm > 0.0 && settings.max_norm < 1e6, "both are tried");
+        Expected { gathered, grads, report, after: reference.clone() }
+    };
+    STEPS.iter().map(step).collect()
+}
+
+/// Compares every number with the reference's; returns the state's hash after each step.
+fn check(policy: Policy, on: On, decay_norms: bool, expected: &[Expected]) -> Vec<u64> {
+    let ranks = train(policy, on, decay_norms);
+    // Slices in the order in which they lie in a unit.
+    let mut owners: Vec<usize> = (0..on.world).collect();
+    owners.sort_by_key(|rank| (on.grid(*rank).position(), on.grid(*rank).replica()));
+    for (step, expected) in expected.iter().enumerate() {
+        let name = |what: &str| format!("{policy}, {on:?}, decay_norms {decay_norms}, step {step}: {what}");
+        let seen = || ranks.iter().map(|rank| &rank[step]);
+        for unit in 0..expected.grads.len() {
+            for s in seen() {
+                same(&name("gathered"), unit, [s.gathered[unit].clone()].into_iter(), &expected.gathered[unit]);
+            }
+            let slices = owners.iter().map(|rank| ranks[*rank][step].after.grad[unit].clone());
+            same(&name("gradient"), unit, slices, &expected.grads[unit]);
+            for copy in ranks.chunks(on.sharding.group) {
+                let shards = |pick: fn(&Shards) -> &Vec<Vec<f32>>| {
+                    copy.iter().map(move |rank| pick(&rank[step].after)[unit].clone())
+                };
+                same(&name("exp_avg"), unit, shards(|s| &s.exp_avg), &expected.after.exp_avg[unit]);
+                same(&name("exp_avg_sq"), unit, shards(|s| &s.exp_avg_sq), &expected.after.exp_avg_sq[unit]);
+                same(&name("shadow"), unit, shards(|s| &s.shadow), &expected.after.shadow[unit]);
+            }
         }
         for s in seen() {
             let StepReport { loss, grad_norm, clip_coef, swallowed, arrived, .. } = s.report;
-            assert_eq!(Report { loss, grad_norm, clip_coef, swallowed, arrived }, expected, "{}", name("report"));
+            let report = Report { loss, grad_norm, clip_coef, swallowed, arrived };
+            assert_eq!(report, expected.report, "{}", name("report"));
         }
-        assert_eq!(expected.clip_coef < 1.0, settings.max_norm > 0.0 && settings.max_norm < 1e6, "both are tried");
+    }
+    check_sent(policy, on, &ranks);
+    ranks[0].iter().map(|seen| seen.hash).collect()
+}
+
+/// Every rank sends what the footprint says, every step.
+fn check_sent(policy: Policy, on: On, ranks: &[Vec<Seen>]) {
+    let (units, stages) = (toy::units(), toy::stages());
+    for (rank, steps) in ranks.iter().enumerate() {
+        let layout = Layout::new(&units, on.grid(rank), false);
+        let expected = Footprint::new(&layout, &stages, &policy.precision(), &on.sharding, ACCUM as usize).sent;
+        steps.iter().for_each(|s| assert_eq!(s.sent, expected, "bytes sent under {policy}, {on:?}"));
     }
 }
 
 fn check_all(policy: Policy) {
     for lanes in [1, 3, 4, 6] {
         for decay_norms in [false, true] {
-            check(policy, lanes, decay_norms);
+            check(policy, On::zero3(lanes), decay_norms, &reference(policy, lanes, decay_norms));
         }
     }
+    check_few_ranks(policy);
+    check_stages(policy);
+}
+
+/// Fewer ranks than lanes.
+fn check_few_ranks(policy: Policy) {
+    for (lanes, worlds) in [(8, &[1, 2, 4][..]), (12, &[1, 3, 6]), (6, &[1, 3]), (5, &[1])] {
+        let expected = reference(policy, lanes, true);
+        let hashes: Vec<_> =
+            worlds.iter().map(|world| check(policy, On::few(lanes, *world), true, &expected)).collect();
+        assert!(hashes.iter().all(|h| *h == hashes[0]), "{policy}, {lanes} lanes: {hashes:x?}");
+        assert!(hashes[0].windows(2).all(|w| w[0] != w[1]), "every step changes the state");
+    }
+}
+
+/// Every stage and group, with weights that are kept or not.
+fn check_stages(policy: Policy) {
+    let expected = reference(policy, 4, false);
+    let hashes = check(policy, On::zero3(4), false, &expected);
+    for (stage, groups) in [(0, &[1][..]), (1, &[1, 2, 4]), (2, &[2, 4]), (3, &[1, 2, 4])] {
+        for (group, world) in groups.iter().flat_map(|g| [(*g, 2), (*g, 4)]).filter(|(g, w)| g <= w) {
+            for reshard_after_forward in if stage == 3 { &[true, false][..] } else { &[false] } {
+                let sharding = Sharding { stage, group, lanes: 4, reshard_after_forward: *reshard_after_forward };
+                assert_eq!(check(policy, On { world, sharding }, false, &expected), hashes, "{policy} {sharding:?}");
+            }
+        }
+    }
+    // A rank that holds everything may have any number of replicas.
+    let sharding = Sharding { stage: 0, group: 1, lanes: 3, reshard_after_forward: false };
+    check(policy, On { world: 3, sharding }, false, &reference(policy, 3, false));
 }
 
 #[test]

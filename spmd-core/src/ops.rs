@@ -8,6 +8,7 @@
 mod attention;
 mod elementwise;
 mod embedding;
+mod hash;
 mod linear;
 mod loss;
 mod norm;
@@ -19,6 +20,7 @@ mod swiglu;
 pub use attention::{Attention, AttentionBackward, AttentionCached, AttentionShape};
 pub use elementwise::{Accumulate, Add, Cast};
 pub use embedding::{EmbeddingBackward, EmbeddingForward};
+pub use hash::StateHash;
 pub use linear::{LinearBackwardInput, LinearBackwardWeight, LinearForward};
 pub use loss::CrossEntropy;
 pub use norm::{RmsNormBackward, RmsNormForward};
@@ -56,6 +58,7 @@ macro_rules! every_op {
             ordered_sum(OrderedSum),
             squared_norm(SquaredNorm),
             adamw(AdamW),
+            state_hash(StateHash),
         }
     };
 }

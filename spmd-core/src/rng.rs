@@ -109,6 +109,7 @@ pub fn stochastic_bf16(x: f32, random: u32) -> f32 {
 }
 
 /// The finaliser of SplitMix64 after one step: a bijection that spreads every bit.
+#[inline(always)]
 pub fn mix(x: u64) -> u64 {
     let z = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

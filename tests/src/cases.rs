@@ -94,10 +94,12 @@ impl Model {
 }
 
 /// A plain sequence of numbers that look random (a 64-bit linear congruential generator, Knuth's multiplier).
-struct Wave(u64);
+#[derive(Debug)]
+pub struct Wave(pub u64);
 
 impl Wave {
-    fn below(&mut self, n: u64) -> u64 {
+    /// The next number, below `n`.
+    pub fn below(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % n
     }

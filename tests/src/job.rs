@@ -2,6 +2,7 @@
 
 use crate::{LIMIT, Output, folder};
 use std::fs::{self, File};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -38,10 +39,7 @@ impl Job {
             }
             sleep(Duration::from_millis(2));
         };
-        let read = |name: &str| {
-            String::from_utf8_lossy(&fs::read(self.output.path().join(name)).unwrap_or_default()).into_owned()
-        };
-        let (stdout, stderr) = (read("stdout"), read("stderr"));
+        let (stdout, stderr) = (self.read("stdout"), self.read("stderr"));
         Output { code: status.code(), stdout, stderr, took: self.started.elapsed() }
     }
 
@@ -60,6 +58,20 @@ impl Job {
         }
     }
 
+    /// What it has complained about so far.
+    pub fn stderr(&self) -> String {
+        self.read("stderr")
+    }
+
+    fn read(&self, name: &str) -> String {
+        String::from_utf8_lossy(&fs::read(self.output.path().join(name)).unwrap_or_default()).into_owned()
+    }
+
+    /// Whether it still runs.
+    pub fn runs(&mut self) -> bool {
+        self.child.try_wait().expect("a child to wait for").is_none()
+    }
+
     /// Process ids of the ranks that mpirun started, in rank order.
     pub fn ranks(&self) -> Vec<u32> {
         let mut ranks: Vec<(usize, u32)> =
@@ -73,6 +85,36 @@ impl Job {
 pub fn signal(name: &str, id: u32) {
     let status = Command::new("kill").args(["-s", name, &id.to_string()]).status().expect("kill to run");
     assert!(status.success(), "{name} could not be sent to {id}");
+}
+
+/// Sends KILL to processes of which some may have ended by themselves.
+pub fn kill(ids: &[u32]) {
+    let mut command = Command::new("kill");
+    command.args(["-s", "KILL"]).args(ids.iter().map(u32::to_string)).stderr(Stdio::null());
+    command.status().expect("kill to run");
+}
+
+/// A job that breaks is over by then. It takes a second or two; the rest is for a loaded machine.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// Waits until none of the processes is there.
+pub fn all_gone(ids: &[u32]) {
+    let begin = Instant::now();
+    while ids.iter().any(|id| alive(*id)) {
+        assert!(begin.elapsed() < SOON, "still there: {:?}", ids.iter().filter(|id| alive(**id)).collect::<Vec<_>>());
+        sleep(Duration::from_millis(10));
+    }
+}
+
+/// The processes with `path` on their command line: a job's launcher and its ranks, by the folder they write to.
+pub fn using(path: &Path) -> Vec<u32> {
+    let path = path.as_os_str().as_encoded_bytes();
+    let entries = fs::read_dir("/proc").expect("/proc").filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok());
+    let uses = |id: &u32| {
+        let line = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+        alive(*id) && line.split(|b| *b == 0).any(|word| word == path)
+    };
+    entries.filter(uses).collect()
 }
 
 /// Whether a process is there and not merely waiting for its parent to notice its end.

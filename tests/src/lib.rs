@@ -4,7 +4,11 @@
 
 pub mod broken;
 pub mod cases;
+pub mod cover;
+pub mod disk;
 pub mod job;
+pub mod layouts;
+pub mod runs;
 pub mod tensors;
 
 use job::Job;
@@ -30,8 +34,12 @@ pub fn exclusive() -> MutexGuard<'static, ()> {
 
 /// The release binary beside this test's own.
 pub fn umbra() -> PathBuf {
+    built("umbra")
+}
+
+fn built(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
-    let path = test.ancestors().nth(2).expect("target/release/deps/test").join("umbra");
+    let path = test.ancestors().nth(2).expect("target/release/deps/test").join(name);
     assert!(path.exists(), "{} is not there: run `make build`, or `make test` for both", path.display());
     path
 }
@@ -80,6 +88,13 @@ pub fn command(ranks: usize) -> Command {
     command
 }
 
+/// The same with `ranks` ranks that are threads of one process; it can only train.
+pub fn threads(ranks: usize) -> Command {
+    let mut command = Command::new(built("umbra-threads"));
+    command.arg(ranks.to_string());
+    command
+}
+
 /// `mpirun -n ranks`; the program is still to be named.
 pub fn mpirun(ranks: usize) -> Command {
     let mut command = Command::new("mpirun");
@@ -107,18 +122,35 @@ pub struct Train<'a> {
 impl Train<'_> {
     /// Runs it, with `flags` cut at white space, however it ends.
     pub fn attempt(self, flags: &str) -> Output {
-        let mut command = command(self.ranks);
+        run(&mut self.command(command(self.ranks), flags))
+    }
+
+    /// Runs it to its good end and reads its metrics.
+    pub fn run(self, flags: &str) -> Metrics {
+        self.read(self.attempt(flags), flags)
+    }
+
+    /// [`Train::attempt`] with ranks that are threads of one process.
+    pub fn attempt_on_threads(self, flags: &str) -> Output {
+        run(&mut self.command(threads(self.ranks), flags))
+    }
+
+    /// [`Train::run`] with ranks that are threads of one process.
+    pub fn run_on_threads(self, flags: &str) -> Metrics {
+        self.read(self.attempt_on_threads(flags), flags)
+    }
+
+    fn command(self, mut command: Command, flags: &str) -> Command {
         command.args(["train", "--no-shuffle"]);
         command.arg("--model").arg(self.model).arg("--data").arg(self.data).arg("--out").arg(self.out);
         if !flags.contains("--threads") {
             command.args(["--threads", "1"]);
         }
-        run(command.args(flags.split_whitespace()))
+        command.args(flags.split_whitespace());
+        command
     }
 
-    /// Runs it to its good end and reads its metrics.
-    pub fn run(self, flags: &str) -> Metrics {
-        let output = self.attempt(flags);
+    fn read(self, output: Output, flags: &str) -> Metrics {
         assert_eq!(output.code, Some(0), "{self:?} {flags}:\n{}", output.stderr);
         Metrics::read(self.out)
     }
@@ -140,6 +172,12 @@ impl Metrics {
         Metrics(text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect())
     }
 
+    /// How many steps the run in `folder` has recorded so far.
+    pub fn lines(folder: &Path) -> u64 {
+        let text = fs::read(folder.join("metrics.jsonl")).unwrap_or_default();
+        text.iter().filter(|byte| **byte == b'\n').count() as u64
+    }
+
     /// One number of every step.
     pub fn column(&self, name: &str) -> Vec<f64> {
         self.0.iter().map(|step| step[name].as_f64().unwrap_or_else(|| panic!("{name} in {step}"))).collect()
@@ -148,8 +186,19 @@ impl Metrics {
     /// Everything that does not depend on the clock or the machine, with numbers as they were written: shortest digits
     /// that read back to the same bits, so equal text is equal bits.
     pub fn results(&self) -> Vec<String> {
-        const NAMES: [&str; 10] =
-            ["step", "loss", "grad_norm", "clip_coef", "lr", "swallowed", "arrived", "tokens", "supervised", "epoch"];
+        const NAMES: [&str; 11] = [
+            "step",
+            "loss",
+            "grad_norm",
+            "clip_coef",
+            "lr",
+            "swallowed",
+            "arrived",
+            "tokens",
+            "supervised",
+            "epoch",
+            "state_hash",
+        ];
         self.0.iter().map(|step| NAMES.map(|name| format!("{name} {}", step[name])).join(", ")).collect()
     }
 }

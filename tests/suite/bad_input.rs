@@ -85,14 +85,12 @@ fn settings_that_contradict_each_other() {
 
 #[test]
 fn flags_of_later_versions_are_refused_by_name() {
-    let flags = "--config x.json|--override lr|--eval-data x.jsonl|--eval-every 5|--save-every 5|--keep 3|--hash-every 5|\
-                 --tensorboard|--resume checkpoints|--pack on|--stage 0|--stage 1|--stage 2|--lanes 8|--shard-group 8|\
-                 --allow-different-bits|--recompute block|--reshard-after-forward off|--device cuda";
+    let flags = "--config x.json|--eval-data x.jsonl|--eval-every 5|--tensorboard|--pack on|--device cuda";
     for (i, flag) in flags.split('|').enumerate() {
         let args: Vec<&str> = flag.split(' ').collect();
         refused(ranks_of(i), &args, 2, &[args[0], "later version", "try:"]);
     }
-    let commands = ["plan", "compare", "config", "data", "checkpoint", "doctor", "bench kernels"];
+    let commands = ["plan", "compare", "config", "data", "doctor", "bench kernels"];
     for (i, command) in commands.into_iter().enumerate() {
         let args: Vec<String> = command.split(' ').map(str::to_owned).collect();
         refuses(ranks_of(i), &args, 2, &[command, "not built yet"]);

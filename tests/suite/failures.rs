@@ -4,15 +4,12 @@
 use crate::once::message;
 use serde_json::Value;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
-use umbra_tests::job::{Job, alive, signal};
-use umbra_tests::{Output, command, exclusive, fixtures, folder, model, mpirun, run, umbra};
-
-/// A job that breaks is over by then. It takes a second or two; the rest is for a loaded machine.
-const SOON: Duration = Duration::from_secs(20);
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Instant;
+use umbra_tests::disk::SmallDisk;
+use umbra_tests::job::{Job, SOON, all_gone, signal};
+use umbra_tests::{Metrics, Output, command, exclusive, fixtures, folder, model, mpirun, run, umbra};
 
 /// Starts a long run of the embedded model.
 fn start(ranks: usize, out: &Path) -> Job {
@@ -23,11 +20,7 @@ fn start(ranks: usize, out: &Path) -> Job {
 
 /// Waits until some steps are recorded.
 fn in_mid_training(job: &mut Job, out: &Path) {
-    job.wait_until("its third step", || lines(out) >= 3);
-}
-
-fn lines(out: &Path) -> usize {
-    fs::read_to_string(out.join("metrics.jsonl")).map_or(0, |text| text.lines().count())
+    job.wait_until("its third step", || Metrics::lines(out) >= 3);
 }
 
 fn no_model(out: &Path) {
@@ -36,15 +29,6 @@ fn no_model(out: &Path) {
     }
     let run: Value = serde_json::from_slice(&fs::read(out.join("run.json")).expect("run.json")).expect("JSON");
     assert_eq!(run["finished"], Value::Bool(false));
-}
-
-/// Waits until none of the processes is there.
-fn all_gone(ids: &[u32]) {
-    let begin = Instant::now();
-    while ids.iter().any(|id| alive(*id)) {
-        assert!(begin.elapsed() < SOON, "still there: {:?}", ids.iter().filter(|id| alive(**id)).collect::<Vec<_>>());
-        sleep(Duration::from_millis(10));
-    }
 }
 
 #[test]
@@ -85,7 +69,7 @@ fn a_killed_run_of_one_rank_leaves_no_model_and_can_be_started_again() {
     drop(machine);
     let again = run(command(1).args(["train", "--steps", "2", "--seq-len", "32", "--out"]).arg(&out));
     assert_eq!(again.code, Some(0), "{}", again.stderr);
-    assert_eq!(lines(&out), 2, "the steps of the run that was killed are not kept among those of the new one");
+    assert_eq!(Metrics::lines(&out), 2, "the steps of the run that was killed are not kept among those of the new one");
 }
 
 #[test]
@@ -155,21 +139,23 @@ fn an_output_folder_that_only_rank_0_sees_is_said_to_be_so() {
     let output =
         rank_1_elsewhere(here.path(), elsewhere.path(), &["train", "--steps", "2", "--seq-len", "32", "--out", "out"]);
     assert_eq!(output.code, Some(7), "{}", output.stderr);
-    assert!(output.stderr.contains("error: on rank 1: a weight file cannot be opened"), "{}", output.stderr);
+    assert!(output.stderr.contains("error: on rank 1: a file of the checkpoint cannot be opened"), "{}", output.stderr);
     assert_eq!(output.stderr.matches("error: ").count(), 1, "{}", output.stderr);
     assert!(output.took < SOON);
     no_model(&here.path().join("out"));
 }
 
 #[test]
-fn a_finished_run_that_only_rank_0_sees_ends_every_rank() {
+fn a_checkpoint_that_only_rank_0_sees_is_said_to_be_so() {
     let (here, elsewhere) = (folder(), folder());
     let args = ["train", "--steps", "2", "--seq-len", "32", "--out", "out"];
     let first = run(command(3).args(args).current_dir(here.path()));
     assert_eq!(first.code, Some(0), "{}", first.stderr);
     let again = rank_1_elsewhere(here.path(), elsewhere.path(), &args);
-    assert_eq!(again.code, Some(0), "{}", again.stderr);
-    assert!(again.stderr.contains("this run is finished") && again.took < SOON, "{}", again.stderr);
+    assert_eq!(again.code, Some(3), "{}", again.stderr);
+    let said = message(&again);
+    assert!(said.contains("on rank 1: ") && said.contains("out/checkpoints/step-000002"), "{said}");
+    assert!(again.took < SOON);
 }
 
 #[test]
@@ -194,40 +180,18 @@ fn a_loss_that_is_not_finite_stops_every_rank() {
         assert_eq!(output.stderr.matches("error: ").count(), 1, "{}", output.stderr);
         let message = output.stderr.lines().find(|line| line.starts_with("error: ")).expect("a message");
         assert!(message.contains("step 1: ") && message.contains("rank "), "{message}");
-        assert_eq!(lines(&out), 1, "step 0 went well and stays recorded");
+        assert_eq!(Metrics::lines(&out), 1, "step 0 went well and stays recorded");
         no_model(&out);
     }
 }
 
-/// A file system of `size` that is gone with its guard, or `None` where this user may not mount one.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    fn new(at: &Path, size: &str) -> Option<Self> {
-        fs::create_dir(at).expect("a folder");
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(at).stderr(Stdio::null());
-        if mount.status().is_ok_and(|status| status.success()) {
-            return Some(SmallDisk(at.to_owned()));
-        }
-        println!("SKIPPED: a full disk needs the right to mount a tmpfs");
-        None
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // A mount that stays is seen by whoever removes the folder above it.
-        let _ = Command::new("umount").arg(&self.0).status();
-    }
-}
-
-/// Trains on a disk of `size` until it is full.
-fn on_a_disk_of(size: &str, ranks: usize, steps: &str, says: &[&str]) -> usize {
+/// Trains on a disk of `size`, without checkpoints, until it is full.
+fn on_a_disk_of(size: &str, ranks: usize, steps: &str, says: &[&str]) -> u64 {
     let dir = folder();
     let Some(disk) = SmallDisk::new(&dir.path().join("disk"), size) else { return 0 };
-    let out = disk.0.join("out");
-    let output = run(command(ranks).args(["train", "--seq-len", "32", "--steps", steps, "--out"]).arg(&out));
+    let out = disk.path().join("out");
+    let output =
+        run(command(ranks).args(["train", "--seq-len", "32", "--keep", "0", "--steps", steps, "--out"]).arg(&out));
     assert_eq!(output.code, Some(7), "{}", output.stderr);
     assert_eq!(output.stderr.matches("error: ").count(), 1, "{}", output.stderr);
     for text in says {
@@ -235,7 +199,7 @@ fn on_a_disk_of(size: &str, ranks: usize, steps: &str, says: &[&str]) -> usize {
     }
     assert!(output.took < SOON);
     no_model(&out);
-    lines(&out)
+    Metrics::lines(&out)
 }
 
 #[test]

@@ -7,47 +7,42 @@
 //! Models are stored in fp32, so that `model/` holds every bit of the weights. Rows differ in length and in their labels,
 //! and the epoch does not divide into steps, so that padding, normalisation and lanes without rows take part.
 
-use std::path::Path;
-use std::time::Duration;
 use umbra_tests::cases::{Data, Model, uneven_rows};
+use umbra_tests::layouts::FIXTURES;
 use umbra_tests::tensors::{Tensors, same_bits};
-use umbra_tests::{Metrics, Train, exclusive, folder, weight_files};
+use umbra_tests::{Metrics, Train, folder, weight_files};
 
 /// All that a run leaves.
 #[derive(Debug)]
 struct Made {
     metrics: Metrics,
-    dump: Option<Tensors>,
+    dump: Tensors,
     weights: Vec<(String, Vec<u8>)>,
 }
 
-/// Trains with a dump of the first step.
-fn train(ranks: usize, model: &Model, data: &Data, flags: &str) -> Made {
+/// Trains with a dump of the first step; `run` starts it.
+fn train_as(
+    run: impl FnOnce(Train<'_>, &str) -> Metrics,
+    ranks: usize,
+    model: &Model,
+    data: &Data,
+    flags: &str,
+) -> Made {
     let dir = folder();
     let (out, dump) = (dir.path().join("run"), dir.path().join("dump"));
     let flags = format!("{flags} --dump {}", dump.display());
-    let metrics = Train { ranks, model: model.path(), data: &data.path(), out: &out }.run(&flags);
-    let dump = Some(Tensors::read(&dump.join("dump.safetensors")));
+    let metrics = run(Train { ranks, model: model.path(), data: &data.path(), out: &out }, &flags);
+    let dump = Tensors::read(&dump.join("dump.safetensors"));
     Made { metrics, dump, weights: weight_files(&out) }
 }
 
-/// The same run with ranks that are threads of this process.
+fn train(ranks: usize, model: &Model, data: &Data, flags: &str) -> Made {
+    train_as(|train, flags| train.run(flags), ranks, model, data, flags)
+}
+
+/// The same run with ranks that are threads of one process.
 fn train_on_threads(ranks: usize, model: &Model, data: &Data, flags: &str) -> Made {
-    let dir = folder();
-    let out = dir.path().join("run");
-    let text = |path: &Path| path.to_str().unwrap().to_owned();
-    let mut args: Vec<String> =
-        ["umbra", "train", "--no-shuffle", "--threads", "1", "--model"].map(str::to_owned).into();
-    args.extend([text(model.path()), "--data".to_owned(), text(&data.path()), "--out".to_owned(), text(&out)]);
-    args.extend(flags.split_whitespace().map(str::to_owned));
-    let umbra::cli::Command::Train(args) = umbra::cli::parse(args).unwrap().command else { panic!("train") };
-    let plan = umbra::plan::RunPlan::resolve(&args, ranks, 1).unwrap();
-    let _machine = exclusive();
-    let results = collectives::threads::run(ranks, Duration::from_secs(60), |comm| umbra::run::train(&plan, &comm));
-    for result in results {
-        result.unwrap().unwrap();
-    }
-    Made { metrics: Metrics::read(&out), dump: None, weights: weight_files(&out) }
+    train_as(|train, flags| train.run_on_threads(flags), ranks, model, data, flags)
 }
 
 #[track_caller]
@@ -56,11 +51,9 @@ fn assert_same(a: &Made, b: &Made, what: &str) {
         assert_eq!(a, b, "{what}");
     }
     assert_eq!(a.metrics.0.len(), b.metrics.0.len(), "{what}");
-    if let (Some(a), Some(b)) = (&a.dump, &b.dump) {
-        assert!(a.0.keys().eq(b.0.keys()), "{what}");
-        for (name, values) in &a.0 {
-            assert!(same_bits(values, b.get(name)), "{what}: {name} of the first step");
-        }
+    assert!(a.dump.0.keys().eq(b.dump.0.keys()), "{what}");
+    for (name, values) in &a.dump.0 {
+        assert!(same_bits(values, b.dump.get(name)), "{what}: {name} of the first step");
     }
     let names = |made: &Made| made.weights.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
     assert_eq!(names(a), names(b), "{what}");
@@ -71,7 +64,7 @@ fn assert_same(a: &Made, b: &Made, what: &str) {
 
 /// Two models whose sizes divide badly: tied and untied, with and without a window.
 fn odd_models() -> [(&'static str, Model); 2] {
-    ["mistral-odd-tied", "llama-scaled-rope"].map(|name| (name, Model::widened(name)))
+    FIXTURES.map(|name| (name, Model::widened(name)))
 }
 
 /// 37 rows in steps of 4, 6, 10 and 14: every epoch ends with a step in which lanes have one row or none.
@@ -110,7 +103,7 @@ fn four_ranks_make_the_numbers_of_one() {
         let flags = "--policy fp32 --micro-batch 2 --steps 20 --lr 1e-3";
         let many = train(4, &model, &data, flags);
         let one = train(1, &model, &data, &format!("{flags} --accum 4"));
-        let (worst, tensor) = many.dump.as_ref().unwrap().worst_gradient(one.dump.as_ref().unwrap());
+        let (worst, tensor) = many.dump.worst_gradient(&one.dump);
         assert!(worst <= 1e-6, "{name}: first-step gradient of {tensor} {worst:e}");
         let pairs = many.metrics.column("loss").into_iter().zip(one.metrics.column("loss"));
         let largest = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);

@@ -66,7 +66,7 @@ fn identity(copy: &Copy, ranks: usize, policy: &str) {
     let names = |path: &Path| fs::read_dir(path).expect("a folder").map(|e| e.expect("an entry").file_name()).collect();
     let mut names: Vec<_> = names(&out);
     names.sort();
-    assert_eq!(names, ["metrics.jsonl", "model", "run.json"], "nothing else is left: {what}");
+    assert_eq!(names, ["checkpoints", "metrics.jsonl", "model", "run.json"], "nothing else is left: {what}");
 }
 
 /// Rows below every fixture's vocabulary.
@@ -211,7 +211,7 @@ fn a_finished_run_is_left_alone() {
     };
     let two = ["--steps", "2", "--lanes", "1"];
     assert_eq!(run(command(1).args(args(&two))).code, Some(0));
-    let finished = state(dir.path());
+    let finished = state(&out);
 
     let again = run(command(1).args(args(&two)).args(["--threads", "1", "--log-every", "7"]));
     assert_eq!((again.code, again.stdout.as_str()), (Some(0), ""), "{}", again.stderr);
@@ -220,15 +220,40 @@ fn a_finished_run_is_left_alone() {
     let other = run(command(1).args(args(&["--steps", "3", "--seed", "5"])));
     let said = message(&other);
     assert_eq!(other.code, Some(2));
-    for text in ["length", "{\"steps\":2} then, {\"steps\":3} now", "seed: 0 then, 5 now", "--out"] {
+    for text in ["{\"steps\":2} then, {\"steps\":3} now", "seed: 0 then, 5 now", "--override length seed"] {
         assert!(said.contains(text), "no `{text}` in {said}");
     }
     let more_ranks = run(command(2).args(args(&["--steps", "2"])));
     assert_eq!(more_ranks.code, Some(2));
-    assert!(message(&more_ranks).contains("lanes: 1 then, 2 now"), "{}", more_ranks.stderr);
+    assert!(message(&more_ranks).contains("2 rank(s) cannot compute 1 lane(s)"), "{}", more_ranks.stderr);
 
     refuses(BOTH, &args(&["--steps", "2", "--resume", "never"]), 2, &["--resume never", "run.json"]);
-    assert!(finished == state(dir.path()), "nothing was touched");
+    assert!(finished == state(&out), "nothing in it was touched");
+}
+
+/// Without a checkpoint there is nothing to go on from, so other settings need another folder.
+#[test]
+fn a_finished_run_without_checkpoints_is_left_alone_too() {
+    let dir = folder();
+    let out = dir.path().join("out");
+    let train = |steps: &str| {
+        let mut command = command(1);
+        command.args(["train", "--seq-len", "32", "--keep", "0", "--steps", steps, "--out"]);
+        run(command.arg(&out))
+    };
+    assert_eq!(train("2").code, Some(0));
+    let finished = state(&out);
+    assert!(!out.join("checkpoints").exists());
+    let again = train("2");
+    assert_eq!((again.code, again.stdout.as_str()), (Some(0), ""), "{}", again.stderr);
+    assert!(again.stderr.contains("this run is finished, 2 steps"), "{}", again.stderr);
+    let other = train("3");
+    let said = message(&other);
+    assert_eq!(other.code, Some(2));
+    for text in ["{\"steps\":2} then, {\"steps\":3} now", "--out"] {
+        assert!(said.contains(text), "no `{text}` in {said}");
+    }
+    assert!(finished == state(&out), "nothing in it was touched");
 }
 
 #[test]
@@ -237,11 +262,11 @@ fn the_same_command_again_under_mpirun_says_it_once() {
     let out = dir.path().join("out");
     let train = || run(command(2).args(["train", "--steps", "2", "--seq-len", "32", "--out"]).arg(&out));
     assert_eq!(train().code, Some(0));
-    let finished = state(dir.path());
+    let finished = state(&out);
     let again = train();
     assert_eq!((again.code, again.stdout.as_str()), (Some(0), ""), "{}", again.stderr);
     assert_eq!(again.stderr.matches("this run is finished").count(), 1, "{}", again.stderr);
-    assert!(finished == state(dir.path()), "nothing was touched");
+    assert!(finished == state(&out), "nothing in it was touched");
 }
 
 /// Starts a short run of the embedded model into `out`.

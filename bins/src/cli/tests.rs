@@ -34,8 +34,8 @@ fn every_flag_of_the_contract_parses() {
          --warmup-ratio 0.1 --decay-steps 2 --micro-batch 3 --accum 4 --global-batch 24 --seq-len 64 --clip 0.5 \
          --weight-decay 0.1 --decay-norms --beta1 0.8 --beta2 0.95 --eps 1e-6 --seed 11 --recompute block \
          --reshard-after-forward off --threads 2 --device cuda --no-shuffle --pack on --eval-data e.jsonl --eval-every 9 \
-         --log-every 10 --save-every 50 --keep 3 --resume never --override optimizer.lr --hash-every 6 --dump D \
-         --tensorboard --out O",
+         --log-every 10 --save-every 50 --keep 3 --resume never --override lr seed --hash-every 6 --dump D \
+         --save-failure continue --checkpoint-files per-rank --tensorboard --out O",
     );
     assert_eq!(args.model.as_deref(), Some("DIR".as_ref()));
     assert_eq!(args.data, [PathBuf::from("a.jsonl"), "b.txt".into()]);
@@ -53,7 +53,9 @@ fn every_flag_of_the_contract_parses() {
     assert_eq!((args.eval_every, args.log_every, args.save_every), (Some(9), Some(10), Some(50)));
     assert_eq!((args.keep, args.resume, args.hash_every), (Some(3), Some(ResumeArg::Never), Some(6)));
     assert_eq!(args.eval_data, [PathBuf::from("e.jsonl")]);
-    assert_eq!(args.overrides, ["optimizer.lr"]);
+    assert_eq!(args.overrides, ["lr", "seed"]);
+    assert_eq!(args.save_failure, Some(SaveFailure::Continue));
+    assert_eq!(args.checkpoint_files, Some(CheckpointFiles::PerRank));
     assert_eq!((args.dump, args.out), (Some("D".into()), Some("O".into())));
     assert!(args.allow_different_bits && args.decay_norms && args.no_shuffle && args.tensorboard);
 }
@@ -75,6 +77,10 @@ fn hugging_face_spellings_mean_the_same() {
     assert_eq!((hf.lr, hf.micro_batch, hf.accum, hf.clip), (Some(1e-4), Some(2), Some(8), Some(0.3)));
     assert_eq!((hf.epochs, hf.schedule), (Some(3.0), Some(ScheduleKind::Constant)));
     assert_eq!((hf.beta1, hf.beta2, hf.eps), (Some(0.85), Some(0.9), Some(1e-7)));
+    let hf = train(
+        "--resume_from_checkpoint my_dir --output_dir my_runs --model_name_or_path my_model --save_steps 5 --save_total_limit 4",
+    );
+    assert_eq!((hf.save_every, hf.keep), (Some(5), Some(4)));
     // Values keep their underscores.
     assert_eq!((hf.out, hf.model), (Some("my_runs".into()), Some("my_model".into())));
     assert_eq!(hf.resume, Some(ResumeArg::Dir("my_dir".into())));
@@ -117,7 +123,6 @@ fn what_is_not_built_is_refused_by_name() {
         ("compare --policies shadow,fsdp-low", "compare"),
         ("config diff A B", "config"),
         ("data check rows.jsonl", "data"),
-        ("checkpoint verify DIR", "checkpoint"),
         ("doctor", "doctor"),
         ("bench kernels --fast", "bench kernels"),
         ("bench collectives", "bench collectives"),
@@ -128,7 +133,13 @@ fn what_is_not_built_is_refused_by_name() {
         assert_eq!(failure.exit, crate::Exit::Usage);
         assert!(failure.what.starts_with(&format!("`umbra {name}` is not built yet")), "{}", failure.what);
     }
-    for line in ["umbra train", "umbra generate --model tiny", "umbra report umbra-out", "umbra bench step"] {
+    for line in [
+        "umbra train",
+        "umbra generate --model tiny",
+        "umbra report umbra-out",
+        "umbra checkpoint verify DIR",
+        "umbra bench step",
+    ] {
         assert!(parse(line.split_whitespace()).unwrap().command.not_built().is_none(), "{line}");
     }
 }
@@ -145,7 +156,10 @@ fn help_states_the_defaults_that_the_plan_uses() {
         ("--epochs", defaults::EPOCHS.to_string()),
         ("--seq-len", format!("{}, or the model's limit if smaller", defaults::SEQ_LEN)),
         ("--out", defaults::OUT.to_owned()),
+        ("--stage", defaults::STAGE.to_string()),
         ("--keep", defaults::KEEP.to_string()),
+        ("--save-failure", possible(defaults::SAVE_FAILURE)),
+        ("--checkpoint-files", possible(defaults::CHECKPOINT_FILES)),
     ];
     for (flag, value) in stated {
         let rest = &help[help.find(&format!("{flag} <")).unwrap_or_else(|| panic!("{flag} is not in the help"))..];
@@ -154,18 +168,55 @@ fn help_states_the_defaults_that_the_plan_uses() {
     }
 }
 
+/// A value as the command line spells it.
+fn possible(value: impl clap::ValueEnum) -> String {
+    value.to_possible_value().unwrap().get_name().to_owned()
+}
+
+#[test]
+fn help_calls_unbuilt_what_the_plan_refuses() {
+    let command = TrainArgs::augment_args(clap::Command::new("train"));
+    let help = |arg: &clap::Arg| arg.get_help().unwrap().to_string();
+    let unbuilt = command.get_arguments().filter(|arg| help(arg).contains("not built yet"));
+    let unbuilt: Vec<&str> = unbuilt.filter_map(clap::Arg::get_long).collect();
+    assert_eq!(unbuilt, ["eval-data", "eval-every", "config", "device", "tensorboard"]);
+}
+
+#[test]
+fn a_flag_sets_one_field_however_it_is_spelled() {
+    for (flag, field) in
+        [("lr", "lr"), ("learning-rate", "lr"), ("max-seq-length", "seq_len"), ("override", "overrides")]
+    {
+        assert_eq!(TrainArgs::field_of(flag).as_deref(), Some(field));
+    }
+    assert_eq!(TrainArgs::field_of("lrr"), None);
+}
+
 #[test]
 fn help_teaches() {
     let help = train_help();
     for policy in Policy::ALL {
         assert!(help.contains(&format!("{policy}: {}", policy.about())), "{policy}");
     }
-    for heading in
-        ["Model and data:", "Batch and length:", "Optimizer:", "Schedule:", "Precision:", "Layout:", "Output:"]
-    {
+    for heading in [
+        "Model and data:",
+        "Batch and length:",
+        "Optimizer:",
+        "Schedule:",
+        "Precision:",
+        "Layout:",
+        "Output:",
+        "Checkpoints:",
+    ] {
         assert!(help.contains(heading), "{heading}");
     }
-    for example in ["umbra train Alone:", "mpirun -n 4 umbra train", "--model DIR --data train.jsonl"] {
+    for example in [
+        "umbra train Alone:",
+        "mpirun -n 4 umbra train",
+        "--model DIR --data train.jsonl",
+        "mpirun -n 2 umbra train --data train.jsonl --steps 1000 --lanes 8",
+        "--resume umbra-out/checkpoints/step-000100",
+    ] {
         assert!(help.contains(example), "{example}");
     }
     // The preset is described as taking under a minute; its length is not repeated in the help.
@@ -202,6 +253,38 @@ fn report_takes_runs_and_a_picture() {
     assert_eq!(given.svg, Some("loss.svg".into()));
     assert_eq!(args("a").svg, None);
     assert!(outcome("umbra report a --html b").text().contains("--html"));
+}
+
+#[test]
+fn checkpoint_commands_take_folders() {
+    let args = |line: &str| match parse(format!("umbra checkpoint {line}").split_whitespace()).unwrap().command {
+        Command::Checkpoint(args) => args.what,
+        other => panic!("{other:?}"),
+    };
+    let Checkpoint::Inspect(inspect) = args("inspect a --tensors --json") else { panic!("inspect") };
+    assert_eq!((inspect.dir, inspect.tensors, inspect.json), ("a".into(), true, true));
+    let Checkpoint::Verify(verify) = args("verify a/b") else { panic!("verify") };
+    assert_eq!(verify.dir, PathBuf::from("a/b"));
+    let Checkpoint::Diff(diff) = args("diff a b") else { panic!("diff") };
+    assert_eq!((diff.a, diff.b), ("a".into(), "b".into()));
+    for (written, dtype) in [
+        ("", ExportDType::Bf16),
+        ("--dtype bf16", ExportDType::Bf16),
+        ("--dtype fp32", ExportDType::Fp32),
+        ("--dtype float32", ExportDType::Fp32),
+        ("--dtype source", ExportDType::Source),
+    ] {
+        let Checkpoint::Export(export) = args(&format!("export a --out b {written}")) else { panic!("export") };
+        assert_eq!((export.dir, export.out, export.dtype), ("a".into(), "b".into(), dtype));
+    }
+    for line in ["", " inspect", " verify", " diff a", " export a", " export a --out b --dtype fp16"] {
+        assert_eq!(outcome(&format!("umbra checkpoint{line}")).exit_code(), 2, "{line}");
+    }
+    for what in ["inspect", "verify", "diff", "export"] {
+        let help = outcome(&format!("umbra checkpoint {what} --help"));
+        assert_eq!(help.exit_code(), 0);
+        assert!(help.text().contains(&format!("  umbra checkpoint {what} ")), "an example of {what}");
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! Every value is optional here, so that [`crate::plan`] can tell a flag from a default; defaults live there, and a test
 //! holds the figures in these help texts to them.
 
-use super::values::{self, DeviceArg, Recompute, ResumeArg, ScheduleKind, Switch};
+use super::values::{self, CheckpointFiles, DeviceArg, Recompute, ResumeArg, SaveFailure, ScheduleKind, Switch};
 use clap::Args;
 use spmd_core::Policy;
 use std::path::PathBuf;
@@ -15,6 +15,7 @@ const SCHEDULE: &str = "Schedule";
 const PRECISION: &str = "Precision";
 const LAYOUT: &str = "Layout";
 const OUTPUT: &str = "Output";
+const SAVING: &str = "Checkpoints";
 
 /// `umbra train`, as written.
 #[derive(Debug, Clone, Default, Args)]
@@ -30,6 +31,12 @@ Examples:
       each reads rows of its own.
   mpirun -n 2 umbra train --model DIR --data train.jsonl --lr 1e-5 --epochs 1
       Fine-tune a Hugging Face folder; umbra-out/model is a Hugging Face folder again.
+  mpirun -n 2 umbra train --data train.jsonl --steps 1000 --lanes 8 --save-every 100
+      Two ranks compute what eight would, bit for bit, and keep checkpoints. The same
+      command goes on from the newest one, on 1, 2, 4 or 8 ranks.
+  umbra train --data train.jsonl --steps 1000 --resume umbra-out/checkpoints/step-000100 \\
+      --out branch --lr 1e-6 --override lr
+      Go on from one checkpoint in a folder of its own, with another learning rate.
 
 The learning rate is never scaled by the number of ranks. If the loss does not move,
 look at `swallowed`: the share of weight updates that rounding threw away."
@@ -59,17 +66,14 @@ pub struct TrainArgs {
     /// DeepSpeed JSON, Accelerate YAML or umbra TOML (not built yet)
     #[arg(long, value_name = "FILE", num_args = 1.., help_heading = MODEL)]
     pub config: Vec<PathBuf>,
-    /// Let a flag win over a configuration file that contradicts it (not built yet)
-    #[arg(long = "override", value_name = "KEY", num_args = 1.., help_heading = MODEL)]
-    pub overrides: Vec<String>,
 
-    /// Rows of a micro-batch, per rank [default: 1]
+    /// Rows of a micro-batch, per lane [default: 1]
     #[arg(long, value_name = "N", visible_alias = "per-device-train-batch-size", help_heading = BATCH)]
     pub micro_batch: Option<usize>,
     /// Micro-batches added up before each optimizer step [default: 1]
     #[arg(long, value_name = "N", visible_alias = "gradient-accumulation-steps", help_heading = BATCH)]
     pub accum: Option<usize>,
-    /// Rows of a step over all ranks; sets --accum
+    /// Rows of a step over all lanes; sets --accum
     #[arg(long, value_name = "N", help_heading = BATCH)]
     pub global_batch: Option<usize>,
     /// Tokens of the longest row [default: 512, or the model's limit if smaller]
@@ -127,22 +131,23 @@ pub struct TrainArgs {
     #[arg(long, value_name = "NAME", value_parser = values::policy(), help_heading = PRECISION)]
     pub policy: Option<Policy>,
 
-    /// ZeRO stage: what is sharded [default: 3: weights, gradients and optimizer state] (others not built yet)
+    /// ZeRO stage: 0 shards nothing, 1 the optimizer state, 2 gradients too, 3 weights too [default: 3]
     #[arg(long, value_name = "0..3", help_heading = LAYOUT)]
     pub stage: Option<u8>,
-    /// Ranks that share one copy of the state [default: all] (others not built yet)
+    /// Ranks that share one copy of the state; other groups hold copies [default: all, or 1 at stage 0]
     #[arg(long, value_name = "N", help_heading = LAYOUT)]
     pub shard_group: Option<usize>,
-    /// Canonical ranks, which fix the order of every sum [default: the number of ranks] (others not built yet)
+    /// Canonical ranks, which fix the order of every sum, however many ranks there are
+    /// [default: the number of ranks, or the checkpoint's]
     #[arg(long, value_name = "N", help_heading = LAYOUT)]
     pub lanes: Option<usize>,
-    /// Go on with a layout that changes the result's bits (not built yet)
+    /// Go on with ranks or groups that do not fit the lanes: sums are added in another order
     #[arg(long, help_heading = LAYOUT)]
     pub allow_different_bits: bool,
-    /// What the backward pass computes again [default: none] (block is not built yet)
+    /// Whose activations the backward pass computes again: less memory, more time [default: none]
     #[arg(long, value_name = "none|block", help_heading = LAYOUT, hide_possible_values = true)]
     pub recompute: Option<Recompute>,
-    /// Release gathered weights between forward and backward [default: on] (off is not built yet)
+    /// Release gathered weights between forward and backward [default: on at stage 3, else off]
     #[arg(long, value_name = "on|off", help_heading = LAYOUT, hide_possible_values = true)]
     pub reshard_after_forward: Option<Switch>,
     /// Threads of this rank [default: the cores it may use]
@@ -161,19 +166,42 @@ pub struct TrainArgs {
     /// Write logits and every gradient of the first step here, as safetensors
     #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
     pub dump: Option<PathBuf>,
-    /// Save a checkpoint every N steps (not built yet)
-    #[arg(long, value_name = "N", visible_alias = "save-steps", help_heading = OUTPUT)]
-    pub save_every: Option<u64>,
-    /// Checkpoints kept [default: 2] (others not built yet)
-    #[arg(long, value_name = "N", visible_alias = "save-total-limit", help_heading = OUTPUT)]
-    pub keep: Option<u64>,
-    /// Continue from: auto, never or a checkpoint [default: auto] (a folder is not built yet)
-    #[arg(long, value_name = "auto|never|DIR", visible_alias = "resume-from-checkpoint", help_heading = OUTPUT)]
-    pub resume: Option<ResumeArg>,
-    /// Hash the whole state every N steps (not built yet)
-    #[arg(long, value_name = "N", help_heading = OUTPUT)]
-    pub hash_every: Option<u64>,
     /// Write TensorBoard events (not built yet)
     #[arg(long, help_heading = OUTPUT)]
     pub tensorboard: bool,
+
+    /// Save a checkpoint every N steps [default: at the end only]
+    #[arg(long, value_name = "N", visible_alias = "save-steps", help_heading = SAVING)]
+    pub save_every: Option<u64>,
+    /// Newest checkpoints kept; 0 writes none at all [default: 2]
+    #[arg(long, value_name = "N", visible_alias = "save-total-limit", help_heading = SAVING)]
+    pub keep: Option<u64>,
+    /// When a checkpoint cannot be written: stop, or train on without it [default: stop]
+    #[arg(long, value_name = "stop|continue", help_heading = SAVING, hide_possible_values = true)]
+    pub save_failure: Option<SaveFailure>,
+    /// Files of a checkpoint: shared, or per-rank where the file system handles parallel writers badly
+    /// [default: shared]
+    #[arg(long, value_name = "shared|per-rank", help_heading = SAVING, hide_possible_values = true)]
+    pub checkpoint_files: Option<CheckpointFiles>,
+    /// Hash the whole state every N steps, into metrics.jsonl
+    #[arg(long, value_name = "N", help_heading = SAVING)]
+    pub hash_every: Option<u64>,
+    /// Go on from: auto (the newest checkpoint of --out; if auto is written and that is damaged, the one before),
+    /// never, or this checkpoint [default: auto]
+    #[arg(long, value_name = "auto|never|DIR", visible_alias = "resume-from-checkpoint", help_heading = SAVING)]
+    pub resume: Option<ResumeArg>,
+    /// Settings that may differ from those of the checkpoint a run goes on from
+    #[arg(long = "override", value_name = "NAME", num_args = 1.., help_heading = SAVING)]
+    pub overrides: Vec<String>,
+}
+
+impl TrainArgs {
+    /// The field that a long flag sets, whichever of its spellings is given: `learning-rate` sets `lr`.
+    pub(crate) fn field_of(flag: &str) -> Option<String> {
+        let command = TrainArgs::augment_args(clap::Command::new("train"));
+        let arg = command.get_arguments().find(|arg| {
+            arg.get_long() == Some(flag) || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&flag))
+        });
+        arg.map(|arg| arg.get_id().to_string())
+    }
 }

@@ -59,6 +59,26 @@ pub enum Recompute {
     Block,
 }
 
+/// What a run does when a checkpoint cannot be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SaveFailure {
+    /// It stops with exit code 7; earlier checkpoints stay as they are.
+    Stop,
+    /// It says so and trains on; earlier checkpoints stay as they are.
+    Continue,
+}
+
+/// How ranks lay a checkpoint out in files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CheckpointFiles {
+    /// All ranks write their byte ranges of the same files, which are a Hugging Face folder
+    Shared,
+    /// Each rank writes a file of its own, for file systems that handle parallel writers badly
+    PerRank,
+}
+
 /// What computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum DeviceArg {

@@ -116,7 +116,8 @@ impl Sampler {
         self.span(step).map(|at| self.row_at(step, at)).collect()
     }
 
-    fn global_rows(&self) -> usize {
+    /// Rows of a full step, over all lanes and micro-batches.
+    pub fn global_rows(&self) -> usize {
         self.micro_batch * self.accum * self.lanes
     }
 

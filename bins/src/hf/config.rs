@@ -36,7 +36,15 @@ pub fn read_config(dir: &Path) -> Result<(Config, Value)> {
             .found(e)
             .hint("point --model at the folder that holds config.json and model*.safetensors")
     })?;
-    let value: Value = serde_json::from_str(&text)
+    parse_config(path, &text)
+}
+
+/// [`read_config`] of a text; `path` is what messages call it.
+///
+/// # Errors
+/// As [`read_config`].
+pub fn parse_config(path: PathBuf, text: &str) -> Result<(Config, Value)> {
+    let value: Value = serde_json::from_str(text)
         .map_err(|e| Failure::input("config.json is not JSON").at(path.display()).found(e))?;
     let config = Reader::new(path, &value)?.config()?;
     Ok((config, value))

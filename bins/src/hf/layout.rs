@@ -6,7 +6,8 @@ use spmd_core::UnitSpec;
 use std::collections::HashMap;
 
 /// The dtypes Umbra reads and writes in weight files. fp16 is a storage dtype only: no role of a policy has it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+#[repr(u8)]
 pub enum FileDType {
     /// IEEE single precision.
     F32,
@@ -60,38 +61,40 @@ impl From<spmd_core::DType> for FileDType {
 
 /// Where one tensor lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) shard: usize,
+pub(crate) struct Place {
+    pub(crate) shard: usize,
     /// Byte of the file at which element 0 lies.
-    pub(super) start: u64,
-    pub(super) dtype: FileDType,
+    pub(crate) start: u64,
+    pub(crate) dtype: FileDType,
     /// Elements.
-    pub(super) len: usize,
+    pub(crate) len: usize,
 }
 
 /// One file: its name, everything before the data, and its length.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Shard {
-    pub(super) name: String,
+pub(crate) struct Shard {
+    pub(crate) name: String,
     /// The eight length bytes and the padded JSON.
-    pub(super) header: Vec<u8>,
+    pub(crate) header: Vec<u8>,
     /// Bytes of the whole file.
-    pub(super) len: u64,
+    pub(crate) len: u64,
 }
 
 /// All files of a folder's weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Layout {
-    pub(super) shards: Vec<Shard>,
-    pub(super) places: HashMap<String, Place>,
-    /// `model.safetensors.index.json`, if there is more than one file.
-    pub(super) index: Option<Value>,
+pub(crate) struct Layout {
+    pub(crate) shards: Vec<Shard>,
+    pub(crate) places: HashMap<String, Place>,
+    /// `PREFIX.safetensors.index.json`, if there is more than one file.
+    pub(crate) index: Option<Value>,
+    prefix: String,
 }
 
-struct Tensor {
-    name: String,
-    shape: Vec<usize>,
-    dtype: FileDType,
+/// A tensor to be laid out.
+pub(crate) struct Tensor {
+    pub(crate) name: String,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) dtype: FileDType,
 }
 
 impl Tensor {
@@ -105,10 +108,11 @@ impl Tensor {
 }
 
 impl Layout {
-    /// Lays out the tensors of `units` in order, starting a new file when the next tensor would take the current one above
-    /// `max_shard_bytes` of data (a larger tensor gets a file of its own). With `tied_head`, `lm_head.weight` is stored
-    /// as a second copy of the embedding table.
-    pub(super) fn new(
+    /// Lays out the tensors of `units` in order, in files whose names begin with `prefix`, starting a new file when the next
+    /// tensor would take the current one above `max_shard_bytes` of data (a larger tensor gets a file of its own). With
+    /// `tied_head`, `lm_head.weight` is stored as a second copy of the embedding table.
+    pub(crate) fn new(
+        prefix: &str,
         units: &[UnitSpec],
         dtype: impl Fn(&str) -> FileDType,
         tied_head: bool,
@@ -124,12 +128,12 @@ impl Layout {
         }
         let files = split(tensors, max_shard_bytes);
         let total: u64 = files.iter().flatten().map(Tensor::bytes).sum();
-        let mut layout = Layout { shards: Vec::new(), places: HashMap::new(), index: None };
+        let mut layout = Layout::empty(prefix);
         let count = files.len();
         for (i, file) in files.iter().enumerate() {
             let name = match count {
-                1 => "model.safetensors".to_owned(),
-                _ => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
+                1 => format!("{prefix}.safetensors"),
+                _ => format!("{prefix}-{:05}-of-{count:05}.safetensors", i + 1),
             };
             layout.add_shard(name, file);
         }
@@ -139,6 +143,22 @@ impl Layout {
             layout.index = Some(json!({"metadata": {"total_size": total}, "weight_map": map}));
         }
         layout
+    }
+
+    /// One file of this name, tensors in this order.
+    pub(crate) fn of_file(name: String, tensors: &[Tensor]) -> Self {
+        let mut layout = Layout::empty("");
+        layout.add_shard(name, tensors);
+        layout
+    }
+
+    fn empty(prefix: &str) -> Self {
+        Layout { shards: Vec::new(), places: HashMap::new(), index: None, prefix: prefix.to_owned() }
+    }
+
+    /// The name of the file that holds [`Layout::index`].
+    pub(crate) fn index_name(&self) -> String {
+        format!("{}.safetensors.index.json", self.prefix)
     }
 
     fn add_shard(&mut self, name: String, tensors: &[Tensor]) {
@@ -169,7 +189,7 @@ impl Layout {
     ///
     /// # Errors
     /// A name the layout was not made with: a fault of ours, exit 1.
-    pub(super) fn place(&self, name: &str) -> Result<Place> {
+    pub(crate) fn place(&self, name: &str) -> Result<Place> {
         self.places
             .get(name)
             .copied()

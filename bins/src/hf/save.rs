@@ -13,14 +13,16 @@ use super::layout::Layout;
 use crate::{Exit, Failure, Result};
 use half::f16;
 use serde_json::Value;
-use spmd_core::UnitSpec;
+use spmd_core::dtype::to_bf16;
+use spmd_core::{UnitSpec, bf16};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-pub use folder::check_target;
+pub use folder::{COMPANIONS, check_target};
+pub(crate) use folder::{companions, read_text};
 
 /// Hugging Face's usual limit for one weight file, in bytes.
 pub const MAX_SHARD_BYTES: u64 = 5_000_000_000;
@@ -50,7 +52,7 @@ impl ModelWriter {
         tied_head: bool,
         max_shard_bytes: u64,
     ) -> Self {
-        let layout = Layout::new(units, dtype, tied_head, max_shard_bytes);
+        let layout = Layout::new("model", units, dtype, tied_head, max_shard_bytes);
         let files = layout.shards.iter().map(|_| OnceLock::new()).collect();
         ModelWriter { dir: dir.to_owned(), layout, tied_head, files }
     }
@@ -79,7 +81,7 @@ impl ModelWriter {
             file.map_err(|e| disk_failure("a weight file cannot be made", &path, &e))?;
         }
         match &self.layout.index {
-            Some(index) => write_json(&partial.join("model.safetensors.index.json"), index),
+            Some(index) => write_json(&partial.join(self.layout.index_name()), index),
             None => Ok(()),
         }
     }
@@ -110,29 +112,23 @@ impl ModelWriter {
         Ok(())
     }
 
-    /// Rank 0, after every rank's `sync`: adds `config.json` (from `config`; byte for byte the source's file where nothing
-    /// in it changes) and the tokenizer and generation files of folder `source` (without one: the byte tokenizer), syncs, and renames the folder to its final
+    /// Rank 0, after every rank's `sync`: adds `config.json` (`config` as it is spelled, where nothing in it changes) and
+    /// the `companions` (name and content of tokenizer and generation files), syncs, and renames the folder to its final
     /// name. A model folder of ours that has that name already is replaced.
     ///
     /// # Errors
-    /// Exit 7 when the disk refuses.
-    pub fn finish(&self, source: Option<&Path>, config: &Value) -> Result<()> {
+    /// Exit 7 when the disk refuses; exit 3 for a `config` that is no JSON.
+    pub fn finish(&self, config: &str, companions: &[(String, Vec<u8>)]) -> Result<()> {
         let partial = folder::partial(&self.dir);
-        let changed = self.config_to_write(config);
-        match (source, changed) {
-            (Some(source), None) => folder::copy(source, &partial, "config.json")?,
-            (None, None) => write_json(&partial.join("config.json"), config)?,
-            (_, Some(changed)) => write_json(&partial.join("config.json"), &changed)?,
-        }
-        for name in source.map_or(&[][..], |_| &folder::COMPANIONS) {
-            // A file that is not in the source is not in the copy.
-            if let Some(source) = source.filter(|s| s.join(name).is_file()) {
-                folder::copy(source, &partial, name)?;
-            }
-        }
-        if source.is_none() {
-            // Only a model over bytes has no folder to come from.
-            write_json(&partial.join("tokenizer.json"), &crate::data::byte_tokenizer_json())?;
+        let parsed: Value = serde_json::from_str(config)
+            .map_err(|e| Failure::input("config.json of the source is not JSON").found(e))?;
+        let changed = self.config_to_write(&parsed).map(|changed| json_text(&changed));
+        let config = changed.as_deref().unwrap_or(config);
+        let companions = companions.iter().map(|(name, content)| (name.as_str(), content.as_slice()));
+        for (name, content) in companions.chain([("config.json", config.as_bytes())]) {
+            let path = partial.join(name);
+            std::fs::write(&path, content)
+                .map_err(|e| disk_failure("a file of the model folder cannot be written", &path, &e))?;
         }
         folder::sync(&partial)?;
         folder::put_in_place(&self.dir)
@@ -146,17 +142,13 @@ impl ModelWriter {
     /// `config` with a dtype that is true, or `None` where it already is: some tensor has the dtype it names. The most
     /// common dtype (by elements) is the one written.
     fn config_to_write(&self, config: &Value) -> Option<Value> {
-        let key = if config.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
-        let named = config.get(key).and_then(Value::as_str);
         let elements = |dtype| self.layout.places.values().filter(|p| p.dtype == dtype).map(|p| p.len).sum::<usize>();
         let dtypes = [FileDType::Bf16, FileDType::F32, FileDType::F16];
+        let named = config.get(dtype_key(config)).and_then(Value::as_str);
         if dtypes.iter().any(|d| Some(d.config_name()) == named && elements(*d) > 0) {
             return None;
         }
-        let common = dtypes.into_iter().max_by_key(|d| elements(*d))?;
-        let mut changed = config.clone();
-        changed.as_object_mut()?.insert(key.to_owned(), common.config_name().into());
-        Some(changed)
+        with_dtype(config, dtypes.into_iter().max_by_key(|d| elements(*d))?)
     }
 
     fn write_one(&self, name: &str, start: usize, values: &[f32]) -> Result<()> {
@@ -203,22 +195,43 @@ impl ModelWriter {
     }
 }
 
-/// Rounds into a 16-bit dtype. The index of the first finite value that became infinite, if there is one.
-fn narrow(dtype: FileDType, from: &[f32], to: &mut [u16]) -> std::result::Result<(), usize> {
-    let (bits, infinity): (fn(f32) -> u16, u16) = match dtype {
-        FileDType::F16 => (|x| f16::from_f32(x).to_bits(), f16::INFINITY.to_bits()),
-        FileDType::F32 | FileDType::Bf16 => {
-            (|x| spmd_core::dtype::to_bf16(x).to_bits(), spmd_core::bf16::INFINITY.to_bits())
-        }
-    };
-    to.iter_mut().zip(from).for_each(|(to, from)| *to = bits(*from));
-    match to.iter().zip(from).position(|(to, from)| to & 0x7fff == infinity && from.is_finite()) {
-        Some(i) => Err(i),
-        None => Ok(()),
-    }
+/// The key that names the weights' dtype in this `config.json`: it has a new and an old name.
+fn dtype_key(config: &Value) -> &'static str {
+    if config.get("dtype").is_some() { "dtype" } else { "torch_dtype" }
 }
 
-fn too_large(name: &str, dtype: FileDType, index: usize, value: f32) -> Failure {
+/// `config` with the dtype it names changed, or `None` if it says so already (or is no object, which was refused before).
+pub(crate) fn with_dtype(config: &Value, dtype: FileDType) -> Option<Value> {
+    let (key, name) = (dtype_key(config), Value::from(dtype.config_name()));
+    let mut changed = config.clone();
+    let before = changed.as_object_mut()?.insert(key.to_owned(), name.clone());
+    (before != Some(name)).then_some(changed)
+}
+
+/// Rounds to nearest even into a 16-bit dtype, as bits. The index of the first finite value that became infinite, if there
+/// is one.
+pub(crate) fn narrow(dtype: FileDType, from: &[f32], to: &mut [u16]) -> std::result::Result<(), usize> {
+    // One loop for each dtype, so that rounding is inlined and runs at the speed of memory.
+    let infinity = match dtype {
+        FileDType::F16 => {
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = f16::from_f32(*from).to_bits());
+            f16::INFINITY.to_bits()
+        }
+        FileDType::F32 | FileDType::Bf16 => {
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = to_bf16(*from).to_bits());
+            bf16::INFINITY.to_bits()
+        }
+    };
+    // An infinity is rare, so where it comes from is asked only once one is there.
+    if to.iter().fold(false, |any, to| any | (to & 0x7fff == infinity)) {
+        let grown = to.iter().zip(from).position(|(to, from)| to & 0x7fff == infinity && from.is_finite());
+        return grown.map_or(Ok(()), Err);
+    }
+    Ok(())
+}
+
+/// The exit-6 failure of a finite value that `dtype` can only hold as infinity.
+pub(crate) fn too_large(name: &str, dtype: FileDType, index: usize, value: f32) -> Failure {
     Failure::new(Exit::NotFinite, "a weight became too large for the dtype it is stored in")
         .at(format!("tensor {name}, index {index}"))
         .expected(format!("a value {} can hold", dtype.header_name()))
@@ -240,8 +253,12 @@ pub(crate) fn disk_failure(what: &str, path: &Path, error: &io::Error) -> Failur
     Failure::disk(what).at(path.display()).found(error).hint(hint)
 }
 
+/// A JSON file as it is written. A `Value` always prints: its keys are strings.
+pub(crate) fn json_text(value: &Value) -> String {
+    format!("{value:#}\n")
+}
+
 fn write_json(path: &Path, value: &Value) -> Result<()> {
-    // A `Value` always prints: its keys are strings.
-    let text = format!("{value:#}\n");
-    std::fs::write(path, text).map_err(|e| disk_failure("a file of the model folder cannot be written", path, &e))
+    std::fs::write(path, json_text(value))
+        .map_err(|e| disk_failure("a file of the model folder cannot be written", path, &e))
 }

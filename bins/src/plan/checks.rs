@@ -1,7 +1,7 @@
 //! Values that mean nothing, and pairs of flags that contradict each other.
 
 use super::{Length, RunPlan};
-use crate::cli::{ScheduleKind, TrainArgs, at_least_one, bad_value, sane_threads};
+use crate::cli::{ResumeArg, ScheduleKind, TrainArgs, at_least_one, bad_value, sane_threads};
 use crate::{Failure, Result};
 
 /// Checks what can be said of each flag alone, and flags that exclude each other.
@@ -10,8 +10,13 @@ pub(super) fn written(args: &TrainArgs) -> Result<()> {
     at_least_one("--accum", args.accum)?;
     at_least_one("--global-batch", args.global_batch)?;
     sane_threads(args.threads)?;
-    for (flag, steps) in [("--steps", args.steps), ("--log-every", args.log_every), ("--decay-steps", args.decay_steps)]
-    {
+    for (flag, steps) in [
+        ("--steps", args.steps),
+        ("--log-every", args.log_every),
+        ("--decay-steps", args.decay_steps),
+        ("--save-every", args.save_every),
+        ("--hash-every", args.hash_every),
+    ] {
         if steps == Some(0) {
             return Err(bad_value(flag, "a whole number that is 1 or more", 0));
         }
@@ -19,8 +24,13 @@ pub(super) fn written(args: &TrainArgs) -> Result<()> {
     if let Some(n) = args.seq_len.filter(|&n| n < 2) {
         return Err(bad_value("--seq-len", "2 or more: a row of one token has nothing to predict", n));
     }
-    for (flag, path) in [("--out", &args.out), ("--dump", &args.dump), ("--model", &args.model)] {
-        if path.as_ref().is_some_and(|p| p.as_os_str().is_empty()) {
+    let from = match &args.resume {
+        Some(ResumeArg::Dir(dir)) => Some(dir),
+        _ => None,
+    };
+    let paths = [("--out", args.out.as_ref()), ("--dump", args.dump.as_ref()), ("--model", args.model.as_ref())];
+    for (flag, path) in paths.into_iter().chain([("--resume", from)]) {
+        if path.is_some_and(|p| p.as_os_str().is_empty()) {
             return Err(bad_value(flag, "a path", "empty"));
         }
     }
@@ -38,6 +48,13 @@ pub(super) fn written(args: &TrainArgs) -> Result<()> {
             .expected("--schedule wsd")
             .found(format!("--schedule {schedule}"))
             .hint("add --schedule wsd, or leave --decay-steps out"));
+    }
+    if let (Some(every), Some(0)) = (args.save_every, args.keep) {
+        return Err(Failure::usage(format!("--save-every {every} contradicts --keep 0, which writes no checkpoints"))
+            .at("--save-every, --keep")
+            .expected("--keep 1 or more")
+            .found("--keep 0")
+            .hint("leave one of the two out"));
     }
     Ok(())
 }
@@ -74,18 +91,14 @@ fn excluded(a: String, b: String, what: &str) -> Failure {
         .hint(format!("leave out {a} or {b}"))
 }
 
-/// Micro-batches and rows of a step, from `--accum` and `--global-batch`.
-pub(super) fn batch(args: &TrainArgs, micro_batch: usize, lanes: usize) -> Result<(usize, usize)> {
-    let too_many = || Failure::usage("a step of so many rows cannot be counted").at("--micro-batch, --accum");
-    let rows = micro_batch.checked_mul(lanes).ok_or_else(too_many)?;
-    let Some(global) = args.global_batch else {
-        let accum = args.accum.unwrap_or(1);
-        return Ok((accum, rows.checked_mul(accum).ok_or_else(too_many)?));
-    };
+/// Micro-batches of a step, if `--accum` or `--global-batch` says how many.
+pub(super) fn accum(args: &TrainArgs, micro_batch: usize, lanes: usize) -> Result<Option<usize>> {
+    let Some(global) = args.global_batch else { return Ok(args.accum) };
+    let rows = global_batch(micro_batch, 1, lanes)?;
     if global % rows != 0 {
         return Err(Failure::usage(format!("--global-batch {global} cannot be split evenly"))
             .at("--global-batch")
-            .expected(format!("a multiple of {rows}: {micro_batch} row(s) a micro-batch on {lanes} rank(s)"))
+            .expected(format!("a multiple of {rows}: {micro_batch} row(s) a micro-batch on {lanes} lane(s)"))
             .found(global)
             .hint(format!("--global-batch {}, or another --micro-batch", rows * (global / rows).max(1))));
     }
@@ -98,8 +111,14 @@ pub(super) fn batch(args: &TrainArgs, micro_batch: usize, lanes: usize) -> Resul
                 .found(format!("--accum {written}"))
                 .hint("leave out one of the two"))
         }
-        _ => Ok((accum, global)),
+        _ => Ok(Some(accum)),
     }
+}
+
+/// Rows of a step.
+pub(super) fn global_batch(micro_batch: usize, accum: usize, lanes: usize) -> Result<usize> {
+    let rows = micro_batch.checked_mul(lanes).and_then(|rows| rows.checked_mul(accum));
+    rows.ok_or_else(|| Failure::usage("a step of so many rows cannot be counted").at("--micro-batch, --accum, --lanes"))
 }
 
 /// Checks what holds between settings, whatever their origin.

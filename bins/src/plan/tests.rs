@@ -3,7 +3,7 @@
 use super::*;
 use crate::cli::{Command, parse};
 
-fn args(line: &str) -> TrainArgs {
+pub(super) fn args(line: &str) -> TrainArgs {
     match parse(format!("umbra train {line}").split_whitespace())
         .unwrap_or_else(|e| panic!("{line}: {}", e.text()))
         .command
@@ -13,17 +13,17 @@ fn args(line: &str) -> TrainArgs {
     }
 }
 
-fn plan(line: &str) -> RunPlan {
+pub(super) fn plan(line: &str) -> RunPlan {
     plan_of(line, 1)
 }
 
-fn plan_of(line: &str, world: usize) -> RunPlan {
-    RunPlan::resolve(&args(line), world, 2).unwrap_or_else(|e| panic!("{line}: {e}"))
+pub(super) fn plan_of(line: &str, world: usize) -> RunPlan {
+    RunPlan::resolve(&args(line), world, 2, None).unwrap_or_else(|e| panic!("{line}: {e}"))
 }
 
 /// The failure of a line, which always is one of usage.
-fn refused(line: &str, world: usize) -> Failure {
-    let Err(failure) = RunPlan::resolve(&args(line), world, 2) else { panic!("`{line}` was accepted") };
+pub(super) fn refused(line: &str, world: usize) -> Failure {
+    let Err(failure) = RunPlan::resolve(&args(line), world, 2, None) else { panic!("`{line}` was accepted") };
     assert_eq!(failure.exit, crate::Exit::Usage, "{line}");
     failure
 }
@@ -38,8 +38,11 @@ fn with_a_model_the_defaults_of_the_contract_hold() {
     assert_eq!((p.clip, p.weight_decay, p.decay_norms), (1.0, 0.0, false));
     assert_eq!((p.beta1, p.beta2, p.eps, p.seed), (0.9, 0.999, 1e-8, 0));
     assert_eq!((p.threads, p.shuffle, p.log_every, p.dump.clone()), (2, true, 1, None));
-    assert_eq!((p.out.clone(), p.resume), ("umbra-out".into(), Resume::Auto));
+    assert_eq!((p.out.clone(), p.resume.clone()), ("umbra-out".into(), Resume::Auto { told: false }));
     assert_eq!((p.world, p.lanes, p.stage, p.preset), (1, 1, 3, false));
+    assert_eq!((p.shard_group, p.different_bits, p.recompute, p.reshard_after_forward), (1, false, false, true));
+    assert_eq!((p.save_every, p.keep, p.hash_every, p.overrides.len()), (None, 2, None, 0));
+    assert_eq!((p.save_failure, p.checkpoint_files), (SaveFailure::Stop, CheckpointFiles::Shared));
     assert!(p.origins.iter().all(|(name, origin)| (*origin == Origin::Flag) == (*name == "model")), "{:?}", p.origins);
 }
 
@@ -97,6 +100,10 @@ fn global_batch_sets_accumulation() {
     assert_eq!(p.accum, 4);
     let p = plan_of("--model m --micro-batch 2 --accum 5", 3);
     assert_eq!((p.accum, p.global_batch), (5, 30));
+    // Rows are dealt to lanes, however many ranks compute them.
+    let p = plan_of("--model m --global-batch 24 --micro-batch 2 --lanes 6", 3);
+    assert_eq!((p.accum, p.global_batch), (2, 24));
+    assert_eq!(plan_of("--model m --micro-batch 2 --accum 5 --lanes 6", 3).global_batch, 60);
     // The preset's micro-batch counts as well.
     assert_eq!(plan_of("--global-batch 16", 2).accum, 2);
 
@@ -114,21 +121,9 @@ fn global_batch_sets_accumulation() {
 fn what_comes_later_is_refused_by_name() {
     let cases = [
         ("--config ds.json", "--config"),
-        ("--stage 2", "--stage 2"),
-        ("--stage 0", "--stage 0"),
-        ("--lanes 4", "--lanes 4"),
-        ("--shard-group 1", "--shard-group 1"),
-        ("--allow-different-bits", "--allow-different-bits"),
-        ("--recompute block", "--recompute block"),
-        ("--reshard-after-forward off", "--reshard-after-forward off"),
         ("--device cuda", "--device cuda"),
         ("--eval-data e.jsonl", "--eval-data"),
         ("--eval-every 5", "--eval-every"),
-        ("--save-every 5", "--save-every"),
-        ("--keep 3", "--keep 3"),
-        ("--resume some/dir", "--resume some/dir"),
-        ("--override lr", "--override"),
-        ("--hash-every 1", "--hash-every"),
         ("--tensorboard", "--tensorboard"),
         ("--pack on", "--pack on"),
     ];
@@ -138,19 +133,38 @@ fn what_comes_later_is_refused_by_name() {
         assert!(f.what.starts_with(name) && f.what.contains("later version"), "{}", f.what);
         assert!(name.starts_with(f.place.as_deref().unwrap()) && f.hint.is_some(), "{line}");
     }
-    assert!(!refused("--stage 4", 2).what.contains("later version"));
-    refused("--lanes 0", 2);
+    plan("--device cpu --pack off");
 }
 
 #[test]
-fn what_says_no_more_than_the_default_is_accepted() {
-    let p = plan_of(
-        "--stage 3 --lanes 2 --shard-group 2 --recompute none --reshard-after-forward on --device cpu --keep 2 --pack off \
-         --resume auto",
-        2,
-    );
-    assert_eq!((p.lanes, p.resume), (2, Resume::Auto));
-    assert_eq!(plan("--resume never").resume, Resume::Never);
+fn checkpoints_and_resuming_are_settings() {
+    let p = plan("--save-every 50 --keep 3 --save-failure continue --checkpoint-files per-rank --hash-every 6");
+    assert_eq!((p.save_every, p.keep, p.hash_every), (Some(50), 3, Some(6)));
+    assert_eq!((p.save_failure, p.checkpoint_files), (SaveFailure::Continue, CheckpointFiles::PerRank));
+    let json = p.to_json();
+    for (name, value) in [
+        ("save_every", json!(50)),
+        ("keep", json!(3)),
+        ("save_failure", json!("continue")),
+        ("checkpoint_files", json!("per-rank")),
+        ("hash_every", json!(6)),
+    ] {
+        assert_eq!(json["settings"][name], json!({ "value": value, "from": "flag" }), "{name}");
+    }
+    assert_eq!(plan("--keep 0").keep, 0);
+    assert!(plan("--recompute block").recompute && !plan("--recompute none").recompute);
+
+    let cases = [
+        ("", Resume::Auto { told: false }, "auto"),
+        ("--resume auto", Resume::Auto { told: true }, "auto"),
+        ("--resume never", Resume::Never, "never"),
+        ("--resume a/step-000005", Resume::From("a/step-000005".into()), "a/step-000005"),
+    ];
+    for (line, resume, text) in cases {
+        let p = plan(line);
+        assert_eq!(p.to_json()["settings"]["resume"]["value"], text);
+        assert_eq!(p.resume, resume);
+    }
 }
 
 #[test]
@@ -163,6 +177,11 @@ fn values_that_mean_nothing_are_refused_by_flag() {
         "--threads 0",
         "--log-every 0",
         "--decay-steps 0",
+        "--save-every 0",
+        "--hash-every 0",
+        "--lanes 0",
+        "--shard-group 0",
+        "--stage 4",
         "--seq-len 1",
         "--lr -1e-5",
         "--lr nan",
@@ -191,8 +210,10 @@ fn values_that_mean_nothing_are_refused_by_flag() {
     {
         plan(line);
     }
+    let empty = TrainArgs { resume: Some(ResumeArg::Dir(PathBuf::new())), ..TrainArgs::default() };
+    assert_eq!(RunPlan::resolve(&empty, 1, 1, None).unwrap_err().place.as_deref(), Some("--resume"));
     let empty = TrainArgs { out: Some(PathBuf::new()), ..TrainArgs::default() };
-    assert_eq!(RunPlan::resolve(&empty, 1, 1).unwrap_err().place.as_deref(), Some("--out"));
+    assert_eq!(RunPlan::resolve(&empty, 1, 1, None).unwrap_err().place.as_deref(), Some("--out"));
 }
 
 #[test]
@@ -203,6 +224,7 @@ fn contradictions_name_both_sides() {
         ("--decay-steps 3", "--decay-steps 3", "--schedule constant"),
         ("--decay-steps 3 --schedule cosine", "--decay-steps 3", "--schedule cosine"),
         ("--model m --min-lr 1e-4", "--min-lr", "--lr"),
+        ("--save-every 5 --keep 0", "--save-every 5", "--keep 0"),
     ];
     for (line, a, b) in cases {
         let f = refused(line, 1);

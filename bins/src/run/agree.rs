@@ -17,9 +17,7 @@ const FREE: [&str; 1] = ["threads"];
 pub(crate) fn agree(plan: &RunPlan, prepared: &Prepared, comm: &Comm) -> Result<()> {
     let mut own = settings(plan);
     own.insert("model configuration".to_owned(), prepared.source.config_json.clone());
-    let data = prepared.sampler.data();
-    let rows = format!("{} rows, {} tokens, hash {:016x}", data.len(), data.tokens(), data.hash());
-    own.insert("data rows".to_owned(), json!(rows));
+    own.insert("data rows".to_owned(), json!(prepared.rows()));
     let text = Value::Object(own).to_string();
     let all = comm.gather_bytes(text.as_bytes()).map_err(Failure::from)?;
     match all.iter().enumerate().find(|(_, other)| **other != all[0]) {

@@ -2,11 +2,14 @@
 
 use super::prepare::Prepared;
 use super::record::Recorder;
+use super::resume::Checkpoint;
+use crate::checkpoint::{self, SourceFacts};
 use crate::hf::dump_tensors;
 use crate::hf::save::{MAX_SHARD_BYTES, ModelWriter, check_target};
 use crate::host::{answer, note};
 use crate::launch::meet;
 use crate::metrics::MetricsWriter;
+use crate::plan::resume::{Change, changes};
 use crate::plan::{Resume, RunPlan};
 use crate::source::Source;
 use crate::{Failure, Result};
@@ -20,13 +23,17 @@ use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// The folder of a run that is to be made.
+/// The folder of a run that is to be made, or gone on with.
 #[derive(Debug)]
 pub(crate) struct Output {
     dir: PathBuf,
     root: bool,
-    /// Held by rank 0 as long as the run lasts, so that two runs cannot share a folder.
-    lock: Option<File>,
+    /// Held by rank 0 as long as the run lasts: two runs cannot share a folder.
+    lock: Option<Lock>,
+    /// How the run was gone on with so far, an entry each time.
+    resumed: Vec<Value>,
+    /// The rows, so that another run can be told to have others.
+    rows: String,
 }
 
 /// What the folder says about the run.
@@ -34,83 +41,112 @@ pub(crate) struct Output {
 pub(crate) enum Start {
     /// This run is finished already; the message says so.
     Finished(String),
-    /// There is nothing to continue.
-    Fresh(Output),
+    /// There is something to do.
+    Open(Output),
 }
-
-/// Settings that do not change the result, so that a finished run is recognised whatever they are.
-const FREE: [&str; 6] = ["threads", "log_every", "dump", "out", "resume", "preset"];
 
 impl Output {
     /// Looks at the folder; rank 0 tries whether it can be made and written. Nothing is left behind: a run that fails
-    /// before its first step has no folder.
-    pub(crate) fn open(plan: &RunPlan, prepared: &Prepared, comm: &Comm) -> Result<Start> {
+    /// before its first step has no folder. `from` is the checkpoint the run goes on from.
+    pub(crate) fn open(
+        plan: &RunPlan,
+        prepared: &Prepared,
+        from: Option<&Checkpoint>,
+        lock: &mut Option<Lock>,
+        comm: &Comm,
+    ) -> Result<Start> {
         let root = comm.rank() == 0;
         let dir = plan.out.clone();
         let earlier = read_run(&dir, comm)?;
+        let mut resumed = Vec::new();
         if let Some(earlier) = &earlier {
-            if earlier.get("umbra").is_none() {
-                return Err(foreign(&dir.join("run.json")));
-            }
-            if plan.resume == Resume::Never {
-                return Err(Failure::usage("the output folder already holds a run")
-                    .at(dir.display())
-                    .expected("an empty or new folder, because of --resume never")
-                    .found("run.json of an earlier run")
-                    .hint("another --out, or remove the folder"));
-            }
-            if earlier["finished"] == Value::Bool(true) {
-                differs(earlier, &plan.to_json(), &dir)?;
-                let message =
-                    format!("{}: this run is finished, {} steps; nothing to do", dir.display(), prepared.steps);
+            if let Some(message) = self::earlier(plan, prepared, earlier, from, &dir)? {
                 return Ok(Start::Finished(message));
+            }
+            if from.is_some() {
+                resumed = earlier["resumed"].as_array().cloned().unwrap_or_default();
             }
         }
         if root {
             let model = dir.join("model");
             check_target(&model)?;
-            if earlier.is_none() && fs::read_dir(&model).is_ok_and(|mut entries| entries.next().is_some()) {
-                return Err(Failure::disk("the output folder holds a model that no run here has written")
-                    .at(model.display())
-                    .expected("a new folder, or one with the run.json of an earlier run")
-                    .found("a model and no run.json")
-                    .hint("another --out: this run would replace that model"));
+            let holds = |dir: &Path| fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some());
+            for (folder, what) in [(model, "a model"), (dir.join("checkpoints"), "checkpoints")] {
+                if earlier.is_none() && holds(&folder) {
+                    return Err(Failure::disk(format!("the output folder holds {what} that no run here has written"))
+                        .at(folder.display())
+                        .expected("a new folder, or one with the run.json of an earlier run")
+                        .found(format!("{what} and no run.json"))
+                        .hint(format!("another --out: this run would replace {what}")));
+                }
             }
             let metrics = dir.join("metrics.jsonl");
             if earlier.is_none() && metrics.exists() {
                 return Err(foreign(&metrics));
             }
             try_to_write(&dir)?;
-            if earlier.is_some() {
+            if earlier.is_some() && from.is_none() {
                 note(format_args!(
-                    "{}: an unfinished run is here; this version keeps no checkpoints, so it starts again",
+                    "{}: an unfinished run without a checkpoint is here; it starts again",
                     dir.display()
                 ));
             }
         }
-        Ok(Start::Fresh(Output { dir, root, lock: None }))
+        Ok(Start::Open(Output { dir, root, lock: lock.take(), resumed, rows: prepared.rows() }))
     }
 
-    /// Rank 0: shows the start-up table, writes `run.json`, opens `metrics.jsonl` anew.
-    pub(crate) fn begin(&mut self, plan: &RunPlan, prepared: &Prepared, recorder: &mut Recorder) -> Result<()> {
+    /// Rank 0: makes the folder and takes it for this run.
+    pub(crate) fn take(&mut self) -> Result<()> {
+        if self.root {
+            fs::create_dir_all(&self.dir).map_err(|e| disk(&self.dir, CANNOT_MAKE, &e))?;
+            if self.lock.is_none() {
+                self.lock = Some(Lock::take(&self.dir)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Rank 0, once the folder is taken: shows the start-up table, writes `run.json`, and opens `metrics.jsonl`: anew, or after the
+    /// steps that the checkpoint `from` (and the seconds it took to read) holds, `changes` of settings being allowed.
+    pub(crate) fn begin(
+        &mut self,
+        plan: &RunPlan,
+        steps: u64,
+        from: Option<(&Checkpoint, f64)>,
+        changes: &[Change],
+        recorder: &mut Recorder,
+    ) -> Result<()> {
         if !self.root {
             return Ok(());
         }
-        fs::create_dir_all(&self.dir).map_err(|e| disk(&self.dir, CANNOT_MAKE, &e))?;
-        self.lock = Some(lock(&self.dir)?);
         note(recorder.startup_table());
-        self.write_run(plan, false, prepared.steps)?;
-        let metrics = self.dir.join("metrics.jsonl");
-        if metrics.exists() {
-            fs::remove_file(&metrics)
-                .map_err(|e| disk(&metrics, "the metrics of an unfinished run cannot be removed", &e))?;
+        let step = from.map_or(0, |(checkpoint, _)| checkpoint.state().step);
+        if let Some((checkpoint, seconds)) = from {
+            note(resumption(checkpoint, seconds, plan, changes));
+            let changes: Vec<Value> =
+                changes.iter().map(|c| json!({"name": c.name, "old": c.old, "new": c.new})).collect();
+            self.resumed.push(json!({
+                "step": step, "from": checkpoint.dir.display().to_string(), "world": plan.world, "changes": changes
+            }));
         }
+        for dir in checkpoint::set_aside(&self.dir, step)? {
+            note(format_args!("{}: of steps that are made again; set aside", dir.display()));
+        }
+        self.write_run(plan, false, steps)?;
+        crate::metrics::keep_steps(&self.dir, step)?;
         recorder.write_to(MetricsWriter::open(&self.dir)?);
         Ok(())
     }
 
-    /// Writes `model/`: each rank its own byte ranges.
-    pub(crate) fn save_model(&self, trainer: &Trainer<Mistral>, source: &Source, comm: &Comm) -> Result<()> {
+    /// Writes `model/`: each rank its own byte ranges. `facts` was read from the source when the run began, because a
+    /// checkpoint that a run goes on from may be gone at its end.
+    pub(crate) fn save_model(
+        &self,
+        trainer: &Trainer<Mistral>,
+        source: &Source,
+        facts: &SourceFacts,
+        comm: &Comm,
+    ) -> Result<()> {
         let dtype = |name: &str| source.dtype_of(name);
         let dir = self.dir.join("model");
         let writer = ModelWriter::plan(&dir, source.units(), dtype, source.stores_tied_head(), MAX_SHARD_BYTES);
@@ -120,7 +156,7 @@ impl Output {
             |param: &spmd_core::ParamSpec, start: usize, values: &[f32]| writer.write(&param.name, start, values);
         let written = trainer.state.each(source.units(), &trainer.layout, write).and_then(|()| writer.sync());
         let saved = meet(comm, written)
-            .and_then(|()| meet(comm, root(&|| writer.finish(source.dir.as_deref(), &source.config_json))));
+            .and_then(|()| meet(comm, root(&|| writer.finish(&facts.config_json, &facts.companions))));
         if saved.is_err() && self.root {
             writer.discard();
         }
@@ -133,15 +169,15 @@ impl Output {
             return Ok(());
         }
         self.write_run(plan, true, steps)?;
-        // The file is only there for other runs to see; one that cannot be removed says nothing to them.
         self.lock = None;
-        let _ = fs::remove_file(self.dir.join(LOCK));
         answer(&format!("{}\n", self.dir.join("model").display())).map(|_| ())
     }
 
     fn write_run(&self, plan: &RunPlan, finished: bool, steps: u64) -> Result<()> {
         let mut run = plan.to_json();
+        run["data_rows"] = json!(self.rows);
         run["finished"] = json!(finished);
+        run["resumed"] = json!(self.resumed);
         run["steps"] = json!(steps);
         let path = self.dir.join("run.json");
         let partial = self.dir.join("run.json.partial");
@@ -153,21 +189,51 @@ impl Output {
     }
 }
 
-/// Beside the results while a run goes on.
-const LOCK: &str = ".umbra-lock";
+/// A folder taken for one run. The system lets go of it however the process ends; the file that is only there for other
+/// runs to see is removed in an orderly end.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    path: PathBuf,
+    /// Locked as long as it is open.
+    _file: File,
+}
 
-/// Takes the folder for this run. The system lets go of it however the process ends.
-fn lock(dir: &Path) -> Result<File> {
-    let path = dir.join(LOCK);
-    let file = File::create(&path).map_err(|e| disk(&path, "the output folder cannot be locked", &e))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(fs::TryLockError::WouldBlock) => Err(Failure::disk("another run is writing to the output folder")
-            .at(dir.display())
-            .expected("a folder of its own for every run")
-            .hint("another --out, or wait for that run to end")),
-        // A file system without locks (some network ones) cannot tell; runs on it are the user's to keep apart.
-        Err(fs::TryLockError::Error(_)) => Ok(file),
+impl Lock {
+    const NAME: &'static str = ".umbra-lock";
+
+    /// Takes the folder `dir` for this run.
+    ///
+    /// # Errors
+    /// Exit 7: another run has it, or the disk refuses.
+    fn take(dir: &Path) -> Result<Self> {
+        let path = dir.join(Lock::NAME);
+        let file = File::create(&path).map_err(|e| disk(&path, "the output folder cannot be locked", &e))?;
+        match file.try_lock() {
+            // A file system without locks (some network ones) cannot tell; runs on it are the user's to keep apart.
+            Ok(()) | Err(fs::TryLockError::Error(_)) => Ok(Lock { path, _file: file }),
+            Err(fs::TryLockError::WouldBlock) => Err(Failure::disk("another run is writing to the output folder")
+                .at(dir.display())
+                .expected("a folder of its own for every run")
+                .hint("another --out, or wait for that run to end")),
+        }
+    }
+
+    /// Takes a folder that a run has used, before it is asked what to go on from. One that may not be written is not taken:
+    /// a finished run may say so there, and any other is refused when it wants to write.
+    pub(crate) fn take_used(dir: &Path) -> Result<Option<Self>> {
+        if !dir.join("run.json").exists() {
+            return Ok(None);
+        }
+        match File::create(dir.join(Lock::NAME)).map_err(|e| e.kind()) {
+            Err(ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) => Ok(None),
+            _ => Lock::take(dir).map(Some),
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
     }
 }
 
@@ -218,23 +284,58 @@ fn read_run(dir: &Path, comm: &Comm) -> Result<Option<Value>> {
 /// What stands for a run.json that is not there.
 const NO_RUN: &[u8] = b"null";
 
-/// Refuses to call a run finished whose settings were others.
-fn differs(earlier: &Value, now: &Value, dir: &Path) -> Result<()> {
-    let settings = |run: &Value| run["settings"].as_object().cloned().unwrap_or_default();
-    let (old, new) = (settings(earlier), settings(now));
-    let changed = new.iter().filter(|(name, _)| !FREE.contains(&name.as_str()));
-    let changed: Vec<String> = changed
-        .filter(|(name, setting)| old.get(*name).is_some_and(|o| o["value"] != setting["value"]))
-        .map(|(name, setting)| format!("{name}: {} then, {} now", old[name]["value"], setting["value"]))
-        .collect();
-    if changed.is_empty() {
-        return Ok(());
+/// What an earlier run in the folder means for this one: the message to end with if it is this run and finished.
+fn earlier(
+    plan: &RunPlan,
+    prepared: &Prepared,
+    earlier: &Value,
+    from: Option<&Checkpoint>,
+    dir: &Path,
+) -> Result<Option<String>> {
+    let steps = prepared.steps;
+    if earlier.get("umbra").is_none() {
+        return Err(foreign(&dir.join("run.json")));
     }
-    Err(Failure::usage("the output folder holds a finished run with other settings")
-        .at(dir.display())
-        .expected("the same settings, or a folder of its own")
-        .found(changed.join("\n"))
-        .hint("another --out"))
+    if plan.resume == Resume::Never {
+        return Err(Failure::usage("the output folder already holds a run")
+            .at(dir.display())
+            .expected("an empty or new folder, because of --resume never")
+            .found("run.json of an earlier run")
+            .hint("another --out, or remove the folder"));
+    }
+    if earlier["finished"] != Value::Bool(true) || from.is_some_and(|checkpoint| checkpoint.state().step < steps) {
+        return Ok(None);
+    }
+    if from.is_none() {
+        let changed = changes(&earlier["settings"], plan);
+        let mut changed: Vec<String> = changed.iter().map(ToString::to_string).collect();
+        let (old, new) = (&earlier["data_rows"], prepared.rows());
+        if old.as_str().is_some_and(|old| old != new) {
+            changed.push(format!("data: {old} then, {new} now"));
+        }
+        if !changed.is_empty() {
+            return Err(Failure::usage("the output folder holds a finished run with other settings")
+                .at(dir.display())
+                .expected("the same settings, or a folder of its own")
+                .found(changed.join("\n"))
+                .hint("another --out"));
+        }
+    }
+    Ok(Some(format!("{}: this run is finished, {steps} steps; nothing to do", dir.display())))
+}
+
+/// What is said when a run goes on.
+fn resumption(checkpoint: &Checkpoint, seconds: f64, plan: &RunPlan, changes: &[Change]) -> String {
+    let state = checkpoint.state();
+    let mut text =
+        format!("goes on from {}: {} steps made, read in {seconds:.2} s", checkpoint.dir.display(), state.step);
+    if state.world != plan.world as u64 {
+        text += &format!(", on {} rank(s) then, {} now", state.world, plan.world);
+    }
+    for change in changes {
+        text += &format!("\n  overridden  {change}");
+    }
+    text
 }
 
 fn disk(path: &Path, what: &str, error: &std::io::Error) -> Failure {
@@ -263,7 +364,7 @@ pub(crate) fn dump(
     dir: &Path,
     source: &Source,
     comm: &Comm,
-    micro: &[Batch],
+    (batches, passes): (&[Batch], usize),
     logits: &[f32],
     parts: Parts,
 ) -> Result<()> {
@@ -276,14 +377,14 @@ pub(crate) fn dump(
         bytes.extend(bytemuck::cast_slice::<f32, u8>(values));
     }
     let shape = |b: &Batch| [b.rows as u64, b.cols as u64];
-    let shapes: Vec<u64> = micro.iter().flat_map(shape).collect();
+    let shapes: Vec<u64> = batches.iter().flat_map(shape).collect();
     let gather = |bytes: &[u8]| comm.gather_bytes(bytes).map_err(Failure::from);
     let (gradients, logits) = (gather(&bytes)?, gather(bytemuck::cast_slice(logits))?);
     let shapes = gather(bytemuck::cast_slice(&shapes))?;
     if comm.rank() != 0 {
         return Ok(());
     }
-    let mut tensors = vec![whole_logits(&shapes, &logits, source.config.vocab_size)?];
+    let mut tensors = vec![whole_logits(&shapes, &logits, source.config.vocab_size, passes)?];
     tensors.extend(whole_gradients(&gradients, source.units())?);
     fs::create_dir_all(dir).map_err(|e| disk(dir, "the dump folder cannot be made", &e))?;
     dump_tensors(&dir.join("dump.safetensors"), &tensors)
@@ -296,15 +397,18 @@ fn numbers<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
 
 type Tensor = (String, Vec<usize>, Vec<f32>);
 
-fn whole_logits(shapes: &[Vec<u8>], logits: &[Vec<u8>], vocab: usize) -> Result<Tensor> {
+fn whole_logits(shapes: &[Vec<u8>], logits: &[Vec<u8>], vocab: usize, passes: usize) -> Result<Tensor> {
     let shapes: Vec<Vec<u64>> = shapes.iter().map(|s| numbers(s)).collect();
     let logits: Vec<Vec<f32>> = logits.iter().map(|l| numbers(l)).collect();
     let cols = shapes.iter().flat_map(|s| s.chunks(2)).filter(|s| s[0] > 0).map(|s| s[1]).max().unwrap_or(0) as usize;
     let (mut rows, mut values) = (0, Vec::new());
     let mut at = vec![0; logits.len()];
-    for micro in 0..shapes[0].len() / 2 {
+    // Every rank's batches are a micro-batch's passes, one after another: so these come in micro-batch, then lane order.
+    let batches =
+        (0..shapes[0].len() / 2 / passes).flat_map(|micro| (0..passes).map(move |pass| micro * passes + pass));
+    for batch in batches {
         for (rank, shape) in shapes.iter().enumerate() {
-            let (r, c) = (shape[2 * micro] as usize, shape[2 * micro + 1] as usize);
+            let (r, c) = (shape[2 * batch] as usize, shape[2 * batch + 1] as usize);
             for _ in 0..r {
                 // Rows of a narrower micro-batch are filled up with zeros, like padding.
                 values.extend_from_slice(&logits[rank][at[rank]..at[rank] + c * vocab]);

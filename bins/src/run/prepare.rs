@@ -1,14 +1,16 @@
 //! Everything that can be known before the first byte of weights is read: the model, the rows, the length of the run,
 //! and the memory it will take.
 
+use super::resume::Checkpoint;
 use crate::cli::ScheduleKind;
 use crate::data::{Dataset, Limits, Sampler};
-use crate::plan::{Length, RunPlan, defaults};
+use crate::plan::{Length, ModelSource, RunPlan, defaults};
 use crate::source::Source;
+use crate::table::StageFacts;
 use crate::{Exit, Failure, Result, memory, table, tiny};
 use collectives::Comm;
 use models::activation_bytes;
-use optim::{Layout, Schedule, Shape, grads, weights};
+use optim::{Footprint, Grid, Layout, Schedule, Shape, Sharding};
 use spmd_core::Batch;
 use spmd_core::backend::scratch_bytes;
 use spmd_core::ops::AttentionShape;
@@ -16,7 +18,7 @@ use spmd_core::ops::AttentionShape;
 /// What a run works on.
 #[derive(Debug)]
 pub(crate) struct Prepared {
-    /// The model to start from.
+    /// The model to start from, or the checkpoint to go on from.
     pub(crate) source: Source,
     /// Which row goes where.
     pub(crate) sampler: Sampler,
@@ -28,11 +30,16 @@ pub(crate) struct Prepared {
     pub(crate) schedule: Schedule,
     /// Memory by named segment, in bytes.
     pub(crate) segments: Vec<(String, u64)>,
+    /// What each ZeRO stage would take on these ranks.
+    pub(crate) stages: Vec<StageFacts>,
 }
 
 impl Prepared {
-    pub(crate) fn new(plan: &RunPlan) -> Result<Self> {
-        let source = Source::open(&plan.model, plan.seed)?;
+    pub(crate) fn new(plan: &RunPlan, from: Option<&Checkpoint>) -> Result<Self> {
+        let source = match from {
+            Some(checkpoint) => Source::open(&ModelSource::Folder(checkpoint.dir.clone()), plan.seed)?,
+            None => Source::open(&plan.model, plan.seed)?,
+        };
         let limit = source.config.max_positions;
         let seq_len = plan.seq_len.unwrap_or(defaults::SEQ_LEN.min(limit));
         if seq_len > limit {
@@ -57,15 +64,30 @@ impl Prepared {
         };
         check_targets(&mut sampler, steps)?;
         let schedule = schedule(plan, steps)?;
-        let segments = segments(plan, &source, longest);
-        Ok(Prepared { source, sampler, longest, steps, schedule, segments })
+        let segments = segments(plan, &source, longest, plan.sharding())?;
+        let stages = stages(plan, &source, longest)?;
+        Ok(Prepared { source, sampler, longest, steps, schedule, segments, stages })
     }
 
-    /// The targets of the whole step and this rank's micro-batches.
-    pub(crate) fn step_data(&mut self, step: u64, rank: usize) -> Result<(u64, Vec<Batch>)> {
+    /// The targets of the whole step, and this rank's batches: a lane a pass, micro-batch by micro-batch.
+    pub(crate) fn step_data(&mut self, step: u64, plan: &RunPlan, rank: usize) -> Result<(u64, Vec<Batch>)> {
         let targets = self.sampler.targets(step)?;
-        let micro = (0..self.sampler.micro_batches(step)).map(|j| self.sampler.batch(step, j, rank)).collect();
-        Ok((targets, micro))
+        let lanes: Vec<usize> = (0..plan.passes()).map(|pass| pass * plan.world + rank).collect();
+        let mut batches = Vec::with_capacity(plan.accum * lanes.len());
+        for j in 0..self.sampler.micro_batches(step) {
+            for lane in &lanes {
+                // Where the lanes do not fill the last pass, a rank takes part with nothing.
+                let lane = Some(*lane).filter(|lane| *lane < plan.lanes);
+                batches.push(lane.map_or_else(Batch::default, |lane| self.sampler.batch(step, j, lane)));
+            }
+        }
+        Ok((targets, batches))
+    }
+
+    /// The rows, so that two runs can be told to have the same.
+    pub(crate) fn rows(&self) -> String {
+        let data = self.sampler.data();
+        format!("{} rows, {} tokens, hash {:016x}", data.len(), data.tokens(), data.hash())
     }
 
     /// Bytes of all segments.
@@ -83,50 +105,105 @@ impl Prepared {
         if needed <= available {
             return Ok(());
         }
-        let activations = self.segments.iter().find(|(name, _)| name == ACTIVATIONS).map_or(0, |(_, n)| *n);
-        let hint = if activations * 2 > self.planned() {
-            "a smaller --micro-batch (with a larger --accum) or a smaller --seq-len: activations are most of it"
-        } else if plan.policy.precision().shadow == spmd_core::DType::F32 {
-            "more ranks on more machines, or --policy low-sr, whose weights and moments take half"
-        } else {
-            "more ranks on more machines, or a smaller model"
-        };
         Err(Failure::new(Exit::Memory, "the run does not fit in memory")
             .expected(format!("at most {} available on this machine", table::bytes(available)))
             .found(format!("{} for its {local} rank(s)", table::bytes(needed)))
-            .hint(hint))
+            .hint(self.smaller(plan)))
+    }
+
+    /// What would take less.
+    fn smaller(&self, plan: &RunPlan) -> &'static str {
+        let of = |part: &str| self.segments.iter().find(|(name, _)| name == part).map_or(0, |(_, n)| *n);
+        if of(ACTIVATIONS) * 2 > self.planned() {
+            return match plan.recompute {
+                false => {
+                    "--recompute block, a smaller --micro-batch (with a larger --accum) or a smaller --seq-len: activations are most of it"
+                }
+                true => {
+                    "a smaller --micro-batch (with a larger --accum) or a smaller --seq-len: activations are most of it"
+                }
+            };
+        }
+        if plan.stage < 3 || plan.shard_group < plan.world || !plan.reshard_after_forward {
+            return "--stage 3 over all ranks gives the same result and needs the least memory";
+        }
+        if plan.policy.precision().shadow == spmd_core::DType::F32 {
+            return "more ranks on more machines, or --policy low-sr, whose weights and moments take half";
+        }
+        "more ranks on more machines, or a smaller model"
     }
 }
 
 const ACTIVATIONS: &str = "activations";
 
-/// What each rank holds, by segment, the process itself left out.
-pub(crate) fn segments(plan: &RunPlan, source: &Source, longest: usize) -> Vec<(String, u64)> {
+/// What each rank holds under `sharding`, by segment, the process itself left out.
+pub(crate) fn segments(
+    plan: &RunPlan,
+    source: &Source,
+    longest: usize,
+    sharding: Sharding,
+) -> Result<Vec<(String, u64)>> {
+    let config = &source.config;
     let attention = AttentionShape {
         batch: plan.micro_batch,
         seq_len: longest,
-        heads: source.config.heads,
-        kv_heads: source.config.kv_heads,
-        head_dim: source.config.head_dim,
-        window: source.config.sliding_window,
+        heads: config.heads,
+        kv_heads: config.kv_heads,
+        head_dim: config.head_dim,
+        window: config.sliding_window,
     };
     let precision = plan.policy.precision();
-    let config = &source.config;
-    let (units, stages) = (source.units(), models::params::stages(config));
-    let layout = Layout::new(units, 0, plan.world, plan.decay_norms);
-    let state = layout.shard_len() * (precision.shadow.size() + 2 * precision.moments.size());
-    let [full, exchange, shards] = grads::grad_bytes(&layout, &stages, &precision);
+    let cost = footprint(plan, source, sharding)?;
     let tokens = plan.micro_batch * longest;
+    let gathered = if sharding.keeps_weights() { "gathered weights, all units" } else { "gathered units" };
+    let full = if sharding.keeps_gradients() { "full gradients, all units" } else { "full gradient" };
+    let snapshot = if plan.save_every.is_some() { cost.snapshot } else { 0 };
     let segments = [
-        ("state shards (shadow, moments)", state),
-        ("gathered units", weights::gather_bytes(&layout, &stages, precision.compute)),
-        ("full gradient", full),
-        ("exchange buffers", exchange),
-        ("gradient shards", shards),
-        (ACTIVATIONS, activation_bytes(config, precision.compute, tokens)),
+        ("state shards (shadow, moments)", cost.state),
+        (gathered, cost.gathered),
+        (full, cost.full),
+        ("exchange buffers", cost.exchange),
+        ("gradient shards", cost.gradients),
+        ("partial sums of lanes", cost.partials),
+        (ACTIVATIONS, activation_bytes(config, precision.compute, tokens, plan.recompute)),
         ("kernel scratch", scratch_bytes(plan.threads, &attention, precision.compute)),
+        ("snapshot while saving", snapshot),
     ];
-    segments.into_iter().map(|(name, n)| (name.to_owned(), n as u64)).collect()
+    let here = |(name, n): &(&str, usize)| *n > 0 || *name == ACTIVATIONS;
+    Ok(segments.into_iter().filter(here).map(|(name, n)| (name.to_owned(), n as u64)).collect())
+}
+
+fn footprint(plan: &RunPlan, source: &Source, sharding: Sharding) -> Result<Footprint> {
+    let grid = sharding.grid(0, plan.world)?;
+    let layout = Layout::new(source.units(), grid, plan.decay_norms);
+    let stages = models::params::stages(&source.config);
+    Ok(Footprint::new(&layout, &stages, &plan.policy.precision(), &sharding, plan.accum))
+}
+
+/// Memory and traffic of every stage on these ranks, everything else as it is.
+fn stages(plan: &RunPlan, source: &Source, longest: usize) -> Result<Vec<StageFacts>> {
+    if plan.world == 1 {
+        return Ok(Vec::new());
+    }
+    let own = plan.sharding();
+    let facts = |stage: u8| -> Result<StageFacts> {
+        let sharding = match stage {
+            _ if stage == own.stage => own,
+            0 => Sharding { stage, group: 1, reshard_after_forward: false, ..own },
+            _ => {
+                let group = if own.stage == 0 { plan.world } else { own.group };
+                Sharding { stage, group, reshard_after_forward: stage == 3, ..own }
+            }
+        };
+        let bytes = segments(plan, source, longest, sharding)?.iter().map(|(_, n)| n).sum();
+        Ok(StageFacts { stage, bytes, sent: footprint(plan, source, sharding)?.sent, chosen: stage == own.stage })
+    };
+    (0..=3).map(facts).collect()
+}
+
+/// Where every rank's part of the state lies.
+pub(crate) fn grid(plan: &RunPlan, rank: usize) -> Grid {
+    Grid { rank, world: plan.world, shard: plan.shard_group }
 }
 
 /// Refuses a run that would come to a step with nothing to predict, before it starts. Only data with such rows can; so that

@@ -1,7 +1,8 @@
 //! What a step reports: measured on every rank, gathered once, written by rank 0.
 
 use super::prepare::Prepared;
-use crate::host::{clock, sgemm_rate};
+use super::resume::Checkpoint;
+use crate::host::sgemm_rate;
 use crate::metrics::{MetricsWriter, StepRecord};
 use crate::plan::RunPlan;
 use crate::progress::Progress;
@@ -33,6 +34,23 @@ pub(crate) struct Recorder {
     progress: Progress,
     writer: Option<MetricsWriter>,
     last: Option<StepRecord>,
+    /// Seconds the last checkpoint held training up for.
+    held_up: Option<f64>,
+}
+
+/// A step that was made.
+#[derive(Debug)]
+pub(crate) struct Made {
+    pub(crate) step: u64,
+    pub(crate) lr: f64,
+    pub(crate) report: StepReport,
+    /// Targets of the whole step.
+    pub(crate) supervised: u64,
+    /// Seconds it took.
+    pub(crate) seconds: f64,
+    /// Of those, seconds its data took.
+    pub(crate) data: f64,
+    pub(crate) hash: Option<u64>,
 }
 
 impl Recorder {
@@ -42,6 +60,7 @@ impl Recorder {
         device: &Device,
         comm: &Comm,
         baseline: Option<u64>,
+        from: Option<&Checkpoint>,
     ) -> Result<Self> {
         let rate = sgemm_rate(device, SGEMM).map_err(Failure::from)?;
         let own = [rate, baseline.unwrap_or(0) as f64];
@@ -58,12 +77,13 @@ impl Recorder {
             peak,
             mem_plan: facts.total(),
             facts,
-            tokens: 0,
+            tokens: from.map_or(0, |checkpoint| checkpoint.state().run.tokens),
             pace: 0.0,
             measured: 0,
             progress: if root { Progress::new(prepared.steps, plan.log_every) } else { Progress::hidden() },
             writer: None,
             last: None,
+            held_up: None,
         })
     }
 
@@ -77,26 +97,36 @@ impl Recorder {
         self.writer = Some(writer);
     }
 
-    /// After a step: gathers what only each rank knows, then rank 0 writes and shows it. `times` is when the step started
-    /// and how long its data took, in seconds.
-    pub(crate) fn step(
-        &mut self,
-        step: u64,
-        lr: f64,
-        report: &StepReport,
-        micro: &[Batch],
-        supervised: u64,
-        times: (f64, f64),
-    ) -> Result<()> {
-        let seconds = clock() - times.0;
-        let tokens: usize = micro.iter().map(|b| b.tokens).sum();
+    /// Tokens since the start of the run.
+    pub(crate) fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// Training was held up for so many seconds by a checkpoint; the next step's record says so.
+    pub(crate) fn held_up(&mut self, seconds: f64) {
+        self.held_up = Some(seconds);
+    }
+
+    /// After a step: gathers what only each rank knows, then rank 0 writes and shows it.
+    pub(crate) fn step(&mut self, made: &Made, batches: &[Batch]) -> Result<()> {
+        let report = &made.report;
+        let tokens: usize = batches.iter().map(|b| b.tokens).sum();
         let resident = memory::peak_rss().unwrap_or(0) as f64;
-        let own =
-            [tokens as f64, flops(&self.config, micro), resident, report.comm_seconds, report.optim_seconds, times.1];
+        let held_up = self.held_up.take();
+        let own = [
+            tokens as f64,
+            flops(&self.config, batches),
+            resident,
+            report.comm_seconds,
+            report.optim_seconds,
+            made.data,
+            held_up.unwrap_or(0.0),
+        ];
         let all = self.comm.gather_f64(&own).map_err(Failure::from)?;
         let column = |i: usize| all.iter().skip(i).step_by(own.len()).copied();
         let largest = |i: usize| column(i).fold(0.0, f64::max);
         let (tokens, flops) = (column(0).sum::<f64>(), column(1).sum::<f64>());
+        let (step, seconds) = (made.step, made.seconds);
         self.tokens += tokens as u64;
         self.keep_pace(seconds);
         let (tps, rate) = (tokens / seconds, flops / seconds);
@@ -105,11 +135,11 @@ impl Recorder {
             loss: report.loss,
             grad_norm: report.grad_norm,
             clip_coef: report.clip_coef,
-            lr,
+            lr: made.lr,
             swallowed: report.swallowed,
             arrived: report.arrived,
             tokens: self.tokens,
-            supervised,
+            supervised: made.supervised,
             tps,
             tps_per_rank: tps / self.comm.world() as f64,
             tflops: rate / 1e12,
@@ -122,6 +152,8 @@ impl Recorder {
             mem_plan_gib: self.mem_plan as f64 / (1u64 << 30) as f64,
             epoch: (step + 1) as f64 / self.steps_per_epoch as f64,
             eta_s: self.pace * (self.steps - step - 1) as f64,
+            save_ms: held_up.map(|_| largest(6) * 1e3),
+            state_hash: made.hash.map(|hash| format!("{hash:016x}")),
         };
         let written = match &mut self.writer {
             Some(writer) => writer.write(&record),
@@ -173,6 +205,9 @@ fn facts(plan: &RunPlan, prepared: &Prepared, device: &Device, baseline: Option<
         params: params::count(source.units()) as u64,
         policy: plan.policy,
         world: plan.world,
+        layout: layout(plan),
+        stages: prepared.stages.clone(),
+        lanes: plan.lanes,
         device: device.name().to_owned(),
         data,
         rows: prepared.sampler.data().len() as u64,
@@ -191,4 +226,28 @@ fn facts(plan: &RunPlan, prepared: &Prepared, device: &Device, baseline: Option<
         out: plan.out.display().to_string(),
         preset: plan.preset,
     }
+}
+
+/// How the state lies on the ranks, in words.
+pub(crate) fn layout(plan: &RunPlan) -> String {
+    let mut text = match plan.world {
+        1 => "1 rank".to_owned(),
+        world => format!("{world} ranks, ZeRO-{}", plan.stage),
+    };
+    if plan.stage > 0 && plan.shard_group < plan.world {
+        text += &format!(" in groups of {}", plan.shard_group);
+    }
+    if plan.stage == 3 && !plan.reshard_after_forward && plan.world > 1 {
+        text += ", weights kept until the step";
+    }
+    if plan.recompute {
+        text += ", blocks recomputed";
+    }
+    if plan.lanes != plan.world {
+        text += &format!(", {} lanes in {} passes", plan.lanes, plan.passes());
+    }
+    if plan.different_bits {
+        text += " (--allow-different-bits: sums in another order than these lanes' own)";
+    }
+    text
 }

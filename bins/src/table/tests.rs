@@ -9,6 +9,12 @@ fn facts() -> StartupFacts {
         params: 134_515_008,
         policy: Policy::LowSr,
         world: 2,
+        layout: "2 ranks, ZeRO-3, 4 lanes in 2 passes".into(),
+        lanes: 4,
+        stages: vec![
+            StageFacts { stage: 0, bytes: 9 << 30, sent: 1 << 30, chosen: false },
+            StageFacts { stage: 3, bytes: 3 << 30, sent: 3 << 29, chosen: true },
+        ],
         device: "cpu, 1 thread(s), avx2".into(),
         data: "train.jsonl".into(),
         rows: 1319,
@@ -88,8 +94,8 @@ fn the_table_states_precision_memory_and_step() {
         "low-sr: bf16 weights and moments",
         "shadow bf16 (stochastic rounding), compute bf16, grad bf16, wire bf16",
         "reduced fp32, accumulate fp32, moments bf16 (stochastic rounding)",
-        "2 ranks, ZeRO-3; each: cpu, 1 thread(s), avx2",
-        "2048 tokens: micro-batch 4 x accum 2 x 2 rank(s) x 128 tokens",
+        "2 ranks, ZeRO-3, 4 lanes in 2 passes; each: cpu, 1 thread(s), avx2",
+        "2048 tokens: micro-batch 4 x accum 2 x 4 lane(s) x 128 tokens",
         "20 steps, 0.25 passes of the data",
         "memory of the largest rank (8.00 GiB available)",
         "umbra-out",
@@ -98,6 +104,11 @@ fn the_table_states_precision_memory_and_step() {
     }
     // 128 MiB + 3 GiB + 64 MiB.
     assert_eq!(facts().total(), 3_422_552_064);
+    let (text, stages) = text.split_once("the largest rank at each stage").expect("a table of stages");
+    let stages: Vec<&str> = stages.lines().skip(1).map(str::trim).collect();
+    assert_eq!(stages[0], "--stage 0  9.06 GiB  1.00 GiB sent a step");
+    assert_eq!(stages[1], "--stage 3  3.06 GiB  1.50 GiB sent a step  this run");
+    assert!(!startup_table(&StartupFacts { stages: Vec::new(), ..facts() }).contains("each stage"));
     let memory: Vec<Vec<&str>> = text.lines().rev().take(4).map(|l| l.split("  ").map(str::trim).collect()).collect();
     assert_eq!(memory[0].last(), Some(&"3.19 GiB"));
     assert_eq!(memory[1].last(), Some(&"64.0 MiB"));

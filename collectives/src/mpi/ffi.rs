@@ -1,9 +1,9 @@
 //! Every call into the MPI library. Return codes become [`Error::Mpi`]; counts are made to fit MPI's `int`.
 //!
-//! [`World`] holds a raw pointer and is therefore neither `Send` nor `Sync`: it stays on the thread that made it.
+//! [`World`] holds raw pointers and is therefore neither `Send` nor `Sync`: it stays on the thread that made it.
 
 use crate::transport::HEADER_BYTES;
-use crate::{Error, Result};
+use crate::{Error, Group, Result};
 use ::mpi::ffi;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
@@ -23,6 +23,15 @@ pub(super) struct World {
     headers: *mut u8,
     /// Persistent requests: a receive from every other rank in rank order, then a send to each.
     requests: Vec<ffi::MPI_Request>,
+    /// The world itself, then what [`World::members`] has made.
+    groups: Vec<(Group, Members)>,
+}
+
+/// An MPI communicator of this rank and those it moves data with.
+pub(super) struct Members {
+    comm: ffi::MPI_Comm,
+    rank: usize,
+    size: usize,
 }
 
 /// What MPI sees of a dtype. bf16 is only moved, never added by MPI, so any 16-bit type does.
@@ -59,7 +68,7 @@ fn comm_world() -> ffi::MPI_Comm {
     unsafe { ffi::RSMPI_COMM_WORLD }
 }
 
-/// Counts are at most the split limit, which `Comm::set_split_limit` keeps within `int`, or the world size.
+/// Counts are at most the split limit, which `Comm::set_split_limit` keeps within `int`, or the number of ranks.
 fn int(count: usize) -> c_int {
     debug_assert!(c_int::try_from(count).is_ok());
     count as c_int
@@ -104,11 +113,7 @@ impl World {
         // SAFETY: MPI is initialised, and this thread did it.
         let code = unsafe { ffi::MPI_Comm_set_errhandler(comm_world(), ffi::RSMPI_ERRORS_RETURN) };
         check("MPI_Comm_set_errhandler", code)?;
-        let (mut rank, mut size): (c_int, c_int) = (0, 0);
-        // SAFETY: as above; the results go to locals.
-        check("MPI_Comm_rank", unsafe { ffi::MPI_Comm_rank(comm_world(), &mut rank) })?;
-        // SAFETY: as above.
-        check("MPI_Comm_size", unsafe { ffi::MPI_Comm_size(comm_world(), &mut size) })?;
+        let all = Members::of(comm_world())?;
         // SAFETY: a constant of the linked MPI library, never written.
         if given < unsafe { ffi::RSMPI_THREAD_MULTIPLE } {
             let what = "this MPI was built without MPI_THREAD_MULTIPLE, which stopping a broken job needs".to_owned();
@@ -118,10 +123,11 @@ impl World {
             });
         }
         UP.store(true, Ordering::SeqCst);
-        let (rank, size) = (rank as usize, size as usize);
+        let (rank, size) = (all.rank, all.size);
         // Leaked on purpose: after a time-out MPI may still write to it, whatever becomes of this struct.
         let headers = Box::leak(vec![0u8; (size + 1) * HEADER_BYTES].into_boxed_slice()).as_mut_ptr();
-        let mut world = World { rank, size, headers, requests: Vec::with_capacity(2 * size) };
+        let (requests, groups) = (Vec::with_capacity(2 * size), vec![(Group::World, all)]);
+        let mut world = World { rank, size, headers, requests, groups };
         world.prepare_headers()?;
         Ok(world)
     }
@@ -213,6 +219,52 @@ impl World {
         header
     }
 
+    /// This rank's group of a kind. The first call for a kind makes its communicators and has to be made by every rank of
+    /// the world at the same place.
+    pub(super) fn members(&mut self, group: Group) -> Result<&Members> {
+        let known = self.groups.iter().position(|(known, _)| *known == group);
+        let at = match known {
+            Some(at) => at,
+            None => {
+                let (number, place) = (int(group.number(self.rank)), int(group.place(self.rank)));
+                let mut comm = comm_world();
+                // SAFETY: every rank of the world makes this call here (see above); the result goes to a local. The new
+                // communicator inherits the world's error handler.
+                let code = unsafe { ffi::MPI_Comm_split(comm_world(), number, place, &mut comm) };
+                check("MPI_Comm_split", code)?;
+                self.groups.push((group, Members::of(comm)?));
+                self.groups.len() - 1
+            }
+        };
+        Ok(&self.groups[at].1)
+    }
+
+    /// Ends MPI; waits for the other ranks to do the same.
+    pub(super) fn finalize(mut self) -> Result<()> {
+        for request in &mut self.requests {
+            // SAFETY: an inactive persistent request of this struct, freed once.
+            check("MPI_Request_free", unsafe { ffi::MPI_Request_free(request) })?;
+        }
+        for (_, members) in self.groups.iter_mut().skip(1) {
+            // SAFETY: made by `members` and freed once, by every rank in the order of making, with nothing on its way.
+            check("MPI_Comm_free", unsafe { ffi::MPI_Comm_free(&mut members.comm) })?;
+        }
+        UP.store(false, Ordering::SeqCst);
+        // SAFETY: MPI is initialised, this thread did it, and it makes no further call.
+        check("MPI_Finalize", unsafe { ffi::MPI_Finalize() })
+    }
+}
+
+impl Members {
+    fn of(comm: ffi::MPI_Comm) -> Result<Members> {
+        let (mut rank, mut size): (c_int, c_int) = (0, 0);
+        // SAFETY: MPI is initialised and `comm` is not freed; the result goes to a local.
+        check("MPI_Comm_rank", unsafe { ffi::MPI_Comm_rank(comm, &mut rank) })?;
+        // SAFETY: as above.
+        check("MPI_Comm_size", unsafe { ffi::MPI_Comm_size(comm, &mut size) })?;
+        Ok(Members { comm, rank: rank as usize, size: size as usize })
+    }
+
     /// `recv` becomes everybody's `send` in rank order, in messages of at most `limit` elements in all.
     pub(super) fn all_gather(&self, element: Element, send: &[u8], recv: &mut [u8], limit: usize) -> Result<()> {
         assert_eq!(recv.len(), send.len() * self.size, "checked by Comm");
@@ -224,7 +276,7 @@ impl World {
                 let from = send.as_ptr().add(at).cast::<c_void>();
                 let into = recv.as_mut_ptr().add(at).cast::<c_void>();
                 let (count, block, blocks) = (int(whole), piece.datatype, piece.count);
-                ffi::MPI_Allgather(from, count, datatype, into, blocks, block, comm_world())
+                ffi::MPI_Allgather(from, count, datatype, into, blocks, block, self.comm)
             };
             check("MPI_Allgather", code)
         })
@@ -241,14 +293,14 @@ impl World {
                 let from = send.as_ptr().add(at).cast::<c_void>();
                 let into = recv.as_mut_ptr().add(at).cast::<c_void>();
                 let (block, blocks) = (piece.datatype, piece.count);
-                ffi::MPI_Alltoall(from, blocks, block, into, blocks, block, comm_world())
+                ffi::MPI_Alltoall(from, blocks, block, into, blocks, block, self.comm)
             };
             check("MPI_Alltoall", code)
         })
     }
 
-    /// Cuts `len` elements a rank into pieces of which the whole world's fit in `limit`, and calls `move_piece(offset,
-    /// elements, blocks)` for each.
+    /// Cuts `len` elements a rank into pieces of which those of all ranks together fit in `limit`, and calls
+    /// `move_piece(offset, elements, blocks)` for each.
     fn in_pieces(
         &self,
         element: Element,
@@ -295,7 +347,7 @@ impl World {
         let code = unsafe {
             let (from, count) = (mine.as_ptr().cast::<c_void>(), int(mine.len()));
             let into = all.as_mut_ptr().cast::<c_void>();
-            ffi::MPI_Allgatherv(from, count, bytes, into, counts.as_ptr(), starts.as_ptr(), bytes, comm_world())
+            ffi::MPI_Allgatherv(from, count, bytes, into, counts.as_ptr(), starts.as_ptr(), bytes, self.comm)
         };
         check("MPI_Allgatherv", code)?;
         let mut rest = all.as_slice();
@@ -317,22 +369,11 @@ impl World {
             // SAFETY: the piece is as long as said and borrowed for the length of the call.
             let code = unsafe {
                 let (at, count) = (piece.as_mut_ptr().cast::<c_void>(), int(piece.len()));
-                ffi::MPI_Bcast(at, count, Element::Byte.datatype(), int(root), comm_world())
+                ffi::MPI_Bcast(at, count, Element::Byte.datatype(), int(root), self.comm)
             };
             check("MPI_Bcast", code)?;
         }
         Ok(())
-    }
-
-    /// Ends MPI; waits for the other ranks to do the same.
-    pub(super) fn finalize(mut self) -> Result<()> {
-        for request in &mut self.requests {
-            // SAFETY: an inactive persistent request of this struct, freed once.
-            check("MPI_Request_free", unsafe { ffi::MPI_Request_free(request) })?;
-        }
-        UP.store(false, Ordering::SeqCst);
-        // SAFETY: MPI is initialised, this thread did it, and it makes no further call.
-        check("MPI_Finalize", unsafe { ffi::MPI_Finalize() })
     }
 }
 

@@ -2,7 +2,7 @@
 //! one trainer a rank over it.
 
 use collectives::{Comm, threads};
-use optim::{Grads, Hyper, Result, StepReport, Trainer, train_step};
+use optim::{Grads, Hyper, Result, Sharding, StepReport, Trainer, train_step};
 use spmd_core::rng::{Purpose, Stream, tensor_key};
 use spmd_core::{Batch, Device, Error, ParamKind, ParamSpec, Precision, Stage, UnitModel, UnitSpec, View, ViewMut};
 use std::time::Duration;
@@ -74,12 +74,16 @@ pub(crate) fn units() -> Vec<UnitSpec> {
 /// The stages of [`units`], the units' own first.
 pub(crate) const STAGES: [&[usize]; 4] = [&[0], &[1], &[2], &[3, 0]];
 
+/// [`STAGES`] as the model gives them.
+pub(crate) fn stages() -> Vec<Stage> {
+    STAGES.iter().map(|units| Stage { units: units.to_vec() }).collect()
+}
+
 impl Toy {
     pub(crate) fn new(answers: Answers) -> Self {
         let units = units();
         let gathered = vec![Vec::new(); units.len()];
-        let stages = STAGES.iter().map(|units| Stage { units: units.to_vec() }).collect();
-        Toy { units, stages, answers, at: At { lane: 0, step: 0, micro: 0 }, gathered }
+        Toy { units, stages: stages(), answers, at: At { lane: 0, step: 0, micro: 0 }, gathered }
     }
 
     fn see(&mut self, stage: usize, weights: &[View<'_>]) {
@@ -134,7 +138,7 @@ pub(crate) fn start_weight(param: &str, index: usize) -> f32 {
     (Stream::new(3, Purpose::Init, tensor_key(param), 0).normal(index as u64) * 0.05) as f32
 }
 
-/// What one rank has after a step: its padded shards, widened, unit after unit.
+/// What one rank has after a step: its padded shards (of the gradient its slices), widened, unit after unit.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Shards {
     pub(crate) shadow: Vec<Vec<f32>>,
@@ -144,11 +148,18 @@ pub(crate) struct Shards {
     pub(crate) grad: Vec<Vec<f32>>,
 }
 
-/// A trainer on this rank with the start weights.
-pub(crate) fn trainer(comm: Comm, precision: Precision, decay_norms: bool, answers: Answers) -> Trainer<Toy> {
+/// A trainer on this rank with the start weights, laid out as `sharding` says.
+pub(crate) fn trainer(
+    comm: Comm,
+    precision: Precision,
+    sharding: Sharding,
+    decay_norms: bool,
+    answers: Answers,
+) -> Trainer<Toy> {
     let device = Device::cpu(1).expect("one thread runs inline");
     let toy = Toy::new(answers);
-    let mut t = Trainer::new(toy, device, comm, precision, decay_norms, || 0.0).expect("a toy fits in memory");
+    let mut t =
+        Trainer::new(toy, device, comm, precision, sharding, decay_norms, || 0.0).expect("a toy fits in memory");
     let fill = |param: &ParamSpec, start: usize, out: &mut [f32]| {
         out.iter_mut().enumerate().for_each(|(i, x)| *x = start_weight(&param.name, start + i));
         Ok::<(), std::convert::Infallible>(())
@@ -165,11 +176,13 @@ pub(crate) fn step(
     targets: u64,
     hyper: &Hyper,
 ) -> (Result<StepReport>, Vec<Vec<f32>>) {
-    let lane = t.comm.rank() as u32;
-    let micro: Vec<Batch> = (0..accum).map(|micro| At { lane, step, micro }.batch()).collect();
+    let (rank, world) = (t.comm.rank(), t.comm.world());
+    let lanes = (0..t.sharding.passes(world)).map(|pass| (pass * world + rank) as u32);
+    let batches: Vec<Batch> =
+        (0..accum).flat_map(|micro| lanes.clone().map(move |lane| At { lane, step, micro }.batch())).collect();
     let mut grads = Vec::new();
-    let report = train_step(t, &micro, targets, hyper, &mut |model: &Toy, g: &Grads| {
-        grads = (0..model.units().len()).map(|unit| g.shard(unit).to_f32()).collect();
+    let report = train_step(t, &batches, targets, hyper, &mut |model: &Toy, g: &Grads| {
+        grads = (0..model.units().len()).map(|unit| g.slice(unit).to_f32()).collect();
     });
     (report, grads)
 }

@@ -8,6 +8,7 @@ mod cached;
 mod elementwise;
 mod embedding;
 mod gemm;
+mod hash;
 mod loss;
 mod math;
 mod matrix;
@@ -71,4 +72,5 @@ delegate! {
     loss: cross_entropy(CrossEntropy);
     reduce: ordered_sum(OrderedSum);
     optimizer: squared_norm(SquaredNorm), adamw(AdamW);
+    hash: state_hash(StateHash);
 }

@@ -23,10 +23,10 @@ impl SquaredNorm<'_> {
     }
 }
 
-/// A run of shard elements that belong to one parameter and one block.
+/// A run of shard elements that belong to one parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// Where in the shard; never crosses a block border.
+    /// Where in the shard; for [`AdamW`] it never crosses a block border.
     pub range: Range<usize>,
     /// Which parameter, as a key for randomness (from its name, so it does not depend on the layout).
     pub tensor: u64,
@@ -115,19 +115,27 @@ impl AdamW<'_> {
         expect_len(op, "exp_avg_sq", n, self.exp_avg_sq.len())?;
         expect_len(op, "grad", n, self.grad.len())?;
         expect_len(op, "stats", n.div_ceil(BLOCK), self.stats.len())?;
-        let mut at = 0;
-        for p in self.pieces {
-            let one_block = p.range.is_empty() || p.range.start / BLOCK == (p.range.end - 1) / BLOCK;
-            if p.range.start < at || p.range.end > n || !one_block {
-                return Err(Error::Shape {
-                    op,
-                    what: "pieces",
-                    expected: format!("ordered ranges inside one block each, below {n}"),
-                    found: format!("{:?}", p.range),
-                });
-            }
-            at = p.range.end;
+        expect_ordered(op, self.pieces, n)?;
+        let one_block = |p: &Piece| p.range.is_empty() || p.range.start / BLOCK == (p.range.end - 1) / BLOCK;
+        match self.pieces.iter().find(|p| !one_block(p)) {
+            Some(p) => Err(wrong_pieces(op, "ranges inside one block each".to_owned(), p)),
+            None => Ok(()),
         }
-        Ok(())
     }
+}
+
+/// Refuses pieces that overlap, stand out of order or reach beyond `n` elements.
+pub(super) fn expect_ordered(op: &'static str, pieces: &[Piece], n: usize) -> Result<()> {
+    let mut at = 0;
+    for p in pieces {
+        if p.range.start < at || p.range.end < p.range.start || p.range.end > n {
+            return Err(wrong_pieces(op, format!("ordered ranges below {n}"), p));
+        }
+        at = p.range.end;
+    }
+    Ok(())
+}
+
+fn wrong_pieces(op: &'static str, expected: String, found: &Piece) -> Error {
+    Error::Shape { op, what: "pieces", expected, found: format!("{:?}", found.range) }
 }

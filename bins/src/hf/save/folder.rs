@@ -8,7 +8,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// Files carried over from the source folder where it has them. `config.json` and the weights are written anew.
-pub(super) const COMPANIONS: [&str; 9] = [
+pub const COMPANIONS: [&str; 9] = [
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -81,13 +81,32 @@ pub(super) fn remove_ours(dir: &Path) -> Result<()> {
     std::fs::remove_dir_all(dir).map_err(|e| disk_failure("an unfinished model folder cannot be removed", dir, &e))
 }
 
-/// Copies one file. Contents only: a source that is read-only must not make the copy read-only.
-pub(super) fn copy(from: &Path, to: &Path, name: &str) -> Result<()> {
-    let bytes = std::fs::read(from.join(name)).map_err(|e| {
-        Failure::input("a file of the source model cannot be read").at(from.join(name).display()).found(e)
-    })?;
-    let to = to.join(name);
-    std::fs::write(&to, bytes).map_err(|e| disk_failure("a file of the model folder cannot be written", &to, &e))
+/// Name and content of the tokenizer and generation files of folder `source`; without one, of a model over bytes.
+///
+/// # Errors
+/// Exit 3: one that is there and cannot be read.
+pub(crate) fn companions(source: Option<&Path>) -> Result<Vec<(String, Vec<u8>)>> {
+    let Some(source) = source else {
+        let tokenizer = super::json_text(&crate::data::byte_tokenizer_json());
+        return Ok(vec![("tokenizer.json".to_owned(), tokenizer.into_bytes())]);
+    };
+    let there = COMPANIONS.into_iter().filter(|name| source.join(name).is_file());
+    there.map(|name| Ok((name.to_owned(), read(&source.join(name))?))).collect()
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path)
+        .map_err(|e| Failure::input("a file of the source model cannot be read").at(path.display()).found(e))
+}
+
+/// A text file of the source model.
+///
+/// # Errors
+/// Exit 3: it cannot be read, or is no text.
+pub(crate) fn read_text(path: &Path) -> Result<String> {
+    String::from_utf8(read(path)?).map_err(|e| {
+        Failure::input("a file of the source model is no text").at(path.display()).expected("UTF-8").found(e)
+    })
 }
 
 /// Makes every file of `dir`, and its list of names, durable.

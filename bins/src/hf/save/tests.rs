@@ -48,7 +48,11 @@ fn save(dir: &Path, tied_head: bool, max_shard_bytes: u64, source: Option<&Path>
     writer.create().unwrap();
     write_all(&writer, first);
     assert_eq!(dir.exists().then(|| names(dir)), before, "nothing changes under the final name before all is written");
-    writer.finish(source, config).unwrap();
+    let text = match source {
+        Some(source) => super::read_text(&source.join("config.json")).unwrap_or_else(|_| super::json_text(config)),
+        None => super::json_text(config),
+    };
+    writer.finish(&text, &super::companions(source).unwrap()).unwrap();
 }
 
 fn names(dir: &Path) -> Vec<String> {
@@ -166,7 +170,7 @@ fn values_are_rounded_to_nearest_even_and_overflow_is_refused() {
     assert_eq!(failure.place.as_deref(), Some("tensor model.layers.0.w, index 4"));
     assert_eq!(writer.write("model.norm.weight", 1, &[0.0, 0.0]).unwrap_err().exit, Exit::Bug);
     assert_eq!(writer.write("none", 0, &[]).unwrap_err().exit, Exit::Bug);
-    writer.finish(None, &json!({"dtype": "bfloat16"})).unwrap();
+    writer.finish(r#"{"dtype": "bfloat16"}"#, &[]).unwrap();
     let mut out = [0.0; 4];
     WeightFiles::open(&dir).unwrap().read(EMBEDDING, 0..4, &mut out).unwrap();
     assert_eq!(out, [0.0, 0.0, 1.0, 1.015625]);
@@ -205,7 +209,7 @@ fn a_source_read_and_written_without_training_keeps_its_bytes() {
         files.read(&t.name, 0..values.len(), &mut values).unwrap();
         writer.write(&t.name, 0, &values).unwrap();
     }
-    writer.finish(None, &json!({"dtype": "bfloat16"})).unwrap();
+    writer.finish(r#"{"dtype": "bfloat16"}"#, &[]).unwrap();
     let data = |dir: &Path| {
         let bytes = fs::read(dir.join("model.safetensors")).unwrap();
         let (n, _) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();

@@ -1,0 +1,47 @@
+//! What a layout costs a rank, known before anything is allocated: bytes held and bytes sent.
+
+use crate::grads::{grad_bytes, grad_sent};
+use crate::weights::gather_cost;
+use crate::{Layout, Sharding};
+use spmd_core::{Precision, Stage};
+
+/// Bytes of one rank, by use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Footprint {
+    /// Shards of the shadow and both moments.
+    pub state: usize,
+    /// Gathered units and the buffers they are sent from.
+    pub gathered: usize,
+    /// Full gradients of one stage, or of all of them.
+    pub full: usize,
+    /// Contributions on their way.
+    pub exchange: usize,
+    /// Accumulated gradients.
+    pub gradients: usize,
+    /// Sums over earlier passes, where there are fewer ranks than lanes.
+    pub partials: usize,
+    /// A copy of this rank's part of the state, while it is saved in the background.
+    pub snapshot: usize,
+    /// Data bytes sent to other ranks in a step, headers and scalars left out.
+    pub sent: u64,
+}
+
+impl Footprint {
+    /// What a step of `accum` micro-batches takes on a rank with this layout.
+    pub fn new(layout: &Layout, stages: &[Stage], precision: &Precision, sharding: &Sharding, accum: usize) -> Self {
+        let passes = accum * sharding.passes(layout.grid.world);
+        let [full, exchange, gradients, partials] = grad_bytes(layout, stages, precision, sharding);
+        let (gathered, sent) = gather_cost(layout, stages, precision.compute, sharding, passes);
+        let per_weight = precision.shadow.size() + 2 * precision.moments.size();
+        Footprint {
+            state: layout.shard_len() * per_weight,
+            gathered,
+            full,
+            exchange,
+            gradients,
+            partials,
+            snapshot: layout.slice_len() * per_weight,
+            sent: sent + grad_sent(layout, stages, precision, passes),
+        }
+    }
+}
