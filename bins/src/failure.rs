@@ -95,6 +95,13 @@ impl Failure {
     }
 }
 
+impl Failure {
+    /// The failure as the reason of something that goes on all the same.
+    pub fn as_reason(&self) -> String {
+        self.to_string().replacen("error:", "reason:", 1)
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "error: {}", self.what)?;

@@ -191,7 +191,7 @@ impl Snapshot {
     pub fn take(&mut self, state: &State, layout: &Layout) {
         for (unit, buffers) in self.units.iter_mut().enumerate() {
             for (role, buffer) in Role::ALL.into_iter().zip(buffers) {
-                copy(state.slice(layout, unit, role), buffer.view_mut());
+                buffer.bytes_mut().copy_from_slice(state.slice(layout, unit, role).bytes());
             }
         }
     }
@@ -199,15 +199,6 @@ impl Snapshot {
     /// The slice of one role of a unit, padding included, as it was when it was taken.
     pub fn slice(&self, unit: usize, role: Role) -> View<'_> {
         self.units[unit][role as usize].view()
-    }
-}
-
-fn copy(from: View<'_>, to: ViewMut<'_>) {
-    match (from, to) {
-        (View::F32(from), ViewMut::F32(to)) => to.copy_from_slice(from),
-        (View::Bf16(from), ViewMut::Bf16(to)) => to.copy_from_slice(from),
-        // Both were made with the same precision.
-        (View::F32(_), ViewMut::Bf16(_)) | (View::Bf16(_), ViewMut::F32(_)) => unreachable!("one role, one dtype"),
     }
 }
 

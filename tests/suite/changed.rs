@@ -195,6 +195,9 @@ fn another_model_is_refused_and_a_copy_may_be_meant() {
     refused(&recipe.attempt(1, &out, &from), &["model: ", "mistral-odd-tied", "--override model"]);
     recipe.run(1, &out, &format!("{from} --override model"));
     assert_same_end(&base.path("base"), &out, "a copy of the model");
+    let other = Recipe::new(&model("llama-scaled-rope"), uneven_rows(40), "");
+    let exchanged = other.attempt(1, &base.path("other"), &format!("{from} --override model"));
+    refused(&exchanged, &["cannot exchange the model", "Llama", "Mistral"]);
 }
 
 /// At a constant rate a run that is made longer is the longer run.

@@ -6,7 +6,8 @@ use crate::cli::TrainArgs;
 use crate::host::note;
 use crate::launch::meet;
 use crate::plan::resume::{Change, changes, check};
-use crate::plan::{Kept, Resume, RunPlan, defaults};
+use crate::plan::{Kept, ModelSource, Resume, RunPlan, defaults};
+use crate::source::Source;
 use crate::{Exit, Failure, Result};
 use collectives::Comm;
 use serde_json::Value;
@@ -62,7 +63,25 @@ impl Checkpoint {
         if old.as_str().is_some_and(|old| old != rows) {
             changed.push(Change { name: "data".to_owned(), old: old.clone(), new: rows.into() });
         }
-        check(changed, &plan.overrides, &self.dir)
+        let changed = check(changed, &plan.overrides, &self.dir)?;
+        if changed.iter().any(|change| change.name == "model") {
+            self.same_model(plan)?;
+        }
+        Ok(changed)
+    }
+
+    /// Refuses another model than the checkpoint's: its weights are those that are trained on, whatever `--model` says.
+    fn same_model(&self, plan: &RunPlan) -> Result<()> {
+        let own = Source::open(&ModelSource::Folder(self.dir.clone()), plan.seed)?;
+        let other = Source::open(&plan.model, plan.seed)?;
+        if own.config == other.config {
+            return Ok(());
+        }
+        Err(Failure::usage("--override model cannot exchange the model of a run")
+            .at("--model")
+            .expected(format!("a model of the checkpoint's architecture\n{}", own.shape()))
+            .found(other.shape())
+            .hint("a new run with that model and another --out"))
     }
 }
 
@@ -138,7 +157,11 @@ impl Candidates {
             return Err(failure.hint("no earlier checkpoint is left: start again with another --out"));
         };
         if comm.rank() == 0 {
-            note(format_args!("warning: this checkpoint is passed over for {}\n{failure}", before.display()));
+            note(format_args!(
+                "warning: this checkpoint is passed over for {}\n{}",
+                before.display(),
+                failure.as_reason()
+            ));
         }
         self.passed_over += 1;
         Ok(())

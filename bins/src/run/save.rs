@@ -329,7 +329,8 @@ impl Saver {
         }
         if self.comm.rank() == 0 {
             note(format_args!(
-                "warning: a checkpoint could not be saved; the run goes on (--save-failure continue)\n{failure}"
+                "warning: a checkpoint could not be saved; the run goes on (--save-failure continue)\n{}",
+                failure.as_reason()
             ));
         }
         Ok(())
@@ -350,7 +351,7 @@ fn complete(plan: &SavePlan, facts: RunFacts, written: &[Vec<u8>], out: &Path, k
     let written: Vec<Written> = written.iter().map(|bytes| Written::from_bytes(bytes)).collect::<Result<_>>()?;
     plan.commit(facts, &written)?;
     if let Err(failure) = checkpoint::keep(out, usize::try_from(keep).unwrap_or(usize::MAX), None) {
-        note(format_args!("warning: an old checkpoint could not be removed\n{failure}"));
+        note(format_args!("warning: an old checkpoint could not be removed\n{}", failure.as_reason()));
     }
     Ok(())
 }
