@@ -113,18 +113,18 @@ impl MetricsWriter {
 }
 
 /// Keeps the records of steps before `step` and nothing after: what a run that goes on from there will write again. Without
-/// such records the file is removed.
+/// such records the file is removed. Returns how many there are.
 ///
 /// # Errors
 /// A disk failure (exit 7).
-pub fn keep_steps(folder: &Path, step: u64) -> Result<()> {
+pub fn keep_steps(folder: &Path, step: u64) -> Result<u64> {
     let path = folder.join("metrics.jsonl");
     let failed = |e: std::io::Error| {
         Failure::disk("the metrics of an earlier run cannot be taken over").at(path.display()).found(e)
     };
     let bytes = match std::fs::read(&path) {
         Ok(bytes) => bytes,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(0),
         Err(e) => return Err(failed(e)),
     };
     // A line that was cut off by a crash is no JSON; it belongs to a step that is made again.
@@ -132,12 +132,13 @@ pub fn keep_steps(folder: &Path, step: u64) -> Result<()> {
         let record = serde_json::from_slice::<serde_json::Value>(line).unwrap_or_default();
         record["step"].as_u64().is_some_and(|s| s < step)
     };
-    let kept: Vec<u8> = bytes.split_inclusive(|b| *b == b'\n').filter(earlier).flatten().copied().collect();
+    let kept: Vec<&[u8]> = bytes.split_inclusive(|b| *b == b'\n').filter(earlier).collect();
     if kept.is_empty() {
-        return std::fs::remove_file(&path).map_err(failed);
+        return std::fs::remove_file(&path).map(|()| 0).map_err(failed);
     }
     let partial = folder.join("metrics.jsonl.partial");
-    std::fs::write(&partial, kept).and_then(|()| std::fs::rename(&partial, &path)).map_err(failed)
+    std::fs::write(&partial, kept.concat()).and_then(|()| std::fs::rename(&partial, &path)).map_err(failed)?;
+    Ok(kept.len() as u64)
 }
 
 /// The middle one of some values, or the mean of the two in the middle; none of none.

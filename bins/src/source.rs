@@ -46,7 +46,10 @@ impl Source {
             ModelSource::Folder(dir) if is_checkpoint(dir) => Source::checkpoint(Reader::open(dir)?, seed),
             ModelSource::Folder(dir) => {
                 let (config, config_json) = hf::read_config(dir)?;
-                let weights = WeightFiles::open(dir)?;
+                let mut weights = WeightFiles::open(dir)?;
+                if config.tied {
+                    weights.adopt_head();
+                }
                 let units = params::units(&config);
                 weights.check(&units, config.tied)?;
                 Ok(Source {

@@ -121,7 +121,7 @@ impl SavePlan {
     /// An exit-7 failure; of a full disk with how much was needed, written and left.
     fn refused(&self, what: &str, path: &Path, error: &io::Error) -> Failure {
         let failure = disk_failure(what, path, error);
-        if !matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge) {
+        if !matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) {
             return failure;
         }
         let free = folder::free_bytes(&self.out_dir).map_or("unknown".to_owned(), |n| n.to_string());

@@ -241,12 +241,15 @@ pub(crate) fn too_large(name: &str, dtype: FileDType, index: usize, value: f32) 
 
 /// An exit-7 failure from what the operating system said, with what to try.
 pub(crate) fn disk_failure(what: &str, path: &Path, error: &io::Error) -> Failure {
-    use io::ErrorKind::{NotFound, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    use io::ErrorKind::{FileTooLarge, NotFound, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     let hint = match error.kind() {
         StorageFull => "the disk is full: free space, or choose another place with --out",
         QuotaExceeded => "the quota is used up: free space, or choose another place with --out",
         PermissionDenied => "make the folder writable, or choose another place with --out",
         ReadOnlyFilesystem => "the file system is read-only: choose another place with --out",
+        FileTooLarge => {
+            "a limit on the size of files: ulimit -f, or the file system's own; choose another place with --out"
+        }
         NotFound => "a folder on the way is missing or was removed during the run",
         _ => "check the disk and the folder, or choose another place with --out",
     };

@@ -169,10 +169,31 @@ impl WeightFiles {
         // A tensor in a file of the index that the index does not list is in the model's files all the same.
         for (file, header) in headers.into_values() {
             for (name, info) in header.tensors {
-                self.tensors.entry(name).or_insert_with(|| info.entry(file));
+                if let Some(first) = self.tensors.get(&name) {
+                    return Err(self.twice(&name, first.file, file));
+                }
+                self.tensors.insert(name, info.entry(file));
             }
         }
         Ok(())
+    }
+
+    /// Readers disagree about which of the two counts.
+    fn twice(&self, name: &str, first: usize, second: usize) -> Failure {
+        Failure::input("a tensor is in two weight files")
+            .at(format!("{}, tensor {name}", self.dir.display()))
+            .expected("each tensor once")
+            .found(format!("{} and {}", self.files[first].0.display(), self.files[second].0.display()))
+            .hint("files of different saves are mixed: copy or download the folder again")
+    }
+
+    /// A tied model may be stored under the name of its head alone: then that is the embedding table.
+    pub fn adopt_head(&mut self) {
+        if !self.contains(EMBEDDING)
+            && let Some(head) = self.tensors.remove(HEAD)
+        {
+            self.tensors.insert(EMBEDDING.to_owned(), head);
+        }
     }
 
     fn entry(&self, name: &str) -> Result<&Entry> {

@@ -33,7 +33,8 @@ pub(super) fn resolve(args: &TrainArgs, world: usize, kept: Option<&Kept>, set: 
     let lanes = set.kept("lanes", args.lanes, kept.map(|kept| kept.lanes), world);
     let lanes_fit = worlds(lanes).contains(&world);
     if !lanes_fit && !args.allow_different_bits {
-        return Err(misfit(world, lanes, set.origin("lanes")));
+        let kept = kept.filter(|_| set.origin("lanes") == Some(Origin::Checkpoint));
+        return Err(misfit(world, lanes, kept));
     }
     let shard_group = set.or("shard_group", args.shard_group, if stage == 0 { 1 } else { world });
     group(stage, shard_group, world, args.allow_different_bits)?;
@@ -63,19 +64,27 @@ fn keeps_bits(group: usize, world: usize) -> bool {
     group == 1 || (world.is_multiple_of(group) && (world / group).is_power_of_two())
 }
 
-fn misfit(world: usize, lanes: usize, origin: Option<Origin>) -> Failure {
+/// `kept` is what the checkpoint says, if it is what sets the lanes.
+fn misfit(world: usize, lanes: usize, kept: Option<&Kept>) -> Failure {
     let fits = worlds(lanes);
-    let from = if origin == Some(Origin::Checkpoint) { " of the checkpoint" } else { "" };
+    let from = if kept.is_some() { " of the checkpoint" } else { "" };
     let fewer = fits.iter().find(|n| **n < world).copied().unwrap_or(1);
     // The fewest lanes that are no fewer than these and fit this world.
     let mut doubled = std::iter::successors(Some(world), |n| n.checked_mul(2));
     let more = doubled.find(|n| *n >= lanes).unwrap_or(world);
-    let hint = match origin {
-        Some(Origin::Checkpoint) => {
+    let hint = match kept {
+        // As many rows a step, dealt to other lanes.
+        Some(kept) if (kept.lanes * kept.accum).is_multiple_of(world) => {
+            let accum = kept.lanes * kept.accum / world;
+            format!(
+                "{fewer} rank(s); or --lanes {world} --accum {accum} --override lanes accum: the same rows, added in another order"
+            )
+        }
+        Some(_) => {
             format!("{fewer} rank(s); a run keeps its lanes, so one for {world} ranks has to start with --lanes {more}")
         }
-        _ if world > lanes => format!("start with the larger --lanes {more}, or with {fewer} rank(s)"),
-        _ => format!("{fewer} rank(s), or --lanes {more}"),
+        None if world > lanes => format!("start with the larger --lanes {more}, or with {fewer} rank(s)"),
+        None => format!("{fewer} rank(s), or --lanes {more}"),
     };
     Failure::usage(format!("{world} rank(s) cannot compute {lanes} lane(s){from} and keep the result's bits"))
         .at("--lanes")

@@ -77,7 +77,10 @@ impl Output {
                         .at(folder.display())
                         .expected("a new folder, or one with the run.json of an earlier run")
                         .found(format!("{what} and no run.json"))
-                        .hint(format!("another --out: this run would replace {what}")));
+                        .hint(match what {
+                            "checkpoints" => "another --out, with --resume CHECKPOINT to go on from one of them",
+                            _ => "another --out: this run would replace that model",
+                        }));
                 }
             }
             let metrics = dir.join("metrics.jsonl");
@@ -133,7 +136,13 @@ impl Output {
             note(format_args!("{}: of steps that are made again; set aside", dir.display()));
         }
         self.write_run(plan, false, steps)?;
-        crate::metrics::keep_steps(&self.dir, step)?;
+        let kept = crate::metrics::keep_steps(&self.dir, step)?;
+        if kept < step && from.is_some_and(|(checkpoint, _)| checkpoint.is_of(&self.dir)) {
+            note(format_args!(
+                "{}: has {kept} of the {step} steps made before",
+                self.dir.join("metrics.jsonl").display()
+            ));
+        }
         recorder.write_to(MetricsWriter::open(&self.dir)?);
         Ok(())
     }
@@ -334,6 +343,13 @@ fn resumption(checkpoint: &Checkpoint, seconds: f64, plan: &RunPlan, changes: &[
     }
     for change in changes {
         text += &format!("\n  overridden  {change}");
+    }
+    let (old, new) = (state.dtypes, plan.policy.precision());
+    let wide = |dtype| dtype == crate::hf::FileDType::F32;
+    for (what, old, new) in [("weights", old.shadow, new.shadow), ("moments", old.exp_avg, new.moments)] {
+        if wide(old) && !wide(new.into()) {
+            text += &format!("\n  {what} were fp32 and are rounded to bf16; going back does not bring them back");
+        }
     }
     text
 }

@@ -244,7 +244,11 @@ pub(crate) fn layout(plan: &RunPlan) -> String {
         text += ", blocks recomputed";
     }
     if plan.lanes != plan.world {
-        text += &format!(", {} lanes in {} passes", plan.lanes, plan.passes());
+        let passes = if plan.passes() == 1 { "1 pass".to_owned() } else { format!("{} passes", plan.passes()) };
+        text += &format!(", {} lane(s) in {passes}", plan.lanes);
+    }
+    if plan.lanes < plan.world {
+        text += &format!(", {} ranks idle", plan.world - plan.lanes);
     }
     if plan.different_bits {
         text += " (--allow-different-bits: sums in another order than these lanes' own)";

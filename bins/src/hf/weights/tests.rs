@@ -233,3 +233,28 @@ fn a_tied_model_may_store_its_head_only_as_an_exact_copy() {
     says(&checked(&[of(TABLE), half], &[TABLE], true).unwrap_err(), &["BF16 [4, 2] against F32 [4, 2]"]);
     says(&checked(&[of(TABLE), of(OUT)], &[TABLE, NORM], true).unwrap_err(), &["1 missing: model.norm.weight"]);
 }
+
+#[test]
+fn a_tied_model_stored_under_its_head_alone_is_read_as_the_table() {
+    let dir = folder(&[of(OUT), tensor("n", F32, &[2], 0.0)]);
+    let mut files = WeightFiles::open(dir.path()).unwrap();
+    files.adopt_head();
+    files.check(&[unit(&[TABLE, ("n", &[2])])], true).unwrap();
+    let mut out = [0.0; 8];
+    files.read(EMBEDDING, 0..8, &mut out).unwrap();
+    assert_eq!(out, of(OUT).values[..]);
+}
+
+/// Readers differ in which of the two they take, so neither is.
+#[test]
+fn a_tensor_in_two_files_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors");
+    fixture::write(&dir.path().join(a), &[tensor("a", F32, &[2], 0.0)]);
+    fixture::write(&dir.path().join(b), &[tensor("b", F32, &[2], 1.0), tensor("a", F32, &[2], 9.0)]);
+    let index = json!({"metadata": {}, "weight_map": {"a": a, "b": b}});
+    std::fs::write(dir.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
+    let failure = WeightFiles::open(dir.path()).unwrap_err();
+    assert_eq!(failure.exit, Exit::Input);
+    says(&failure, &["tensor a", "two weight files", a, b]);
+}

@@ -56,6 +56,8 @@ fn a_world_that_does_not_fit_is_told_which_ones_do() {
     let f = kept("", 8, Kept { lanes: 4, accum: 1 }).unwrap_err();
     assert!(f.what.contains("4 lane(s) of the checkpoint"), "{f}");
     assert!(f.hint.as_deref().unwrap().starts_with("4 rank(s)") && f.hint.unwrap().contains("--lanes 8"));
+    let f = kept("", 4, Kept { lanes: 2, accum: 2 }).unwrap_err();
+    assert!(f.hint.unwrap().contains("--lanes 4 --accum 1 --override lanes accum"));
     let f = kept("", 3, Kept { lanes: 4, accum: 1 }).unwrap_err();
     assert!(f.hint.unwrap().starts_with("2 rank(s);"));
 }
