@@ -30,7 +30,7 @@ Examples:
       Fine-tune a Hugging Face folder.
 
 Exit codes: 0 done, 1 a bug, 2 usage, 3 bad model or data, 4 memory, 5 a rank was lost,
-6 loss not finite, 7 disk, 75 interrupted and saved (run it again).")]
+6 loss not finite, 7 disk (75 is kept for interrupted and saved; this version does not save on a signal).")]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]

@@ -3,7 +3,7 @@
 use crate::{Failure, Result};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 /// What one step reports. Floats are written with the fewest digits that read back to the same bits; a value that is not
@@ -78,7 +78,10 @@ impl StepRecord {
 pub struct MetricsWriter {
     file: File,
     path: PathBuf,
-    line: Vec<u8>,
+    /// Lines that are not written yet: the newest, and those a full disk has not taken.
+    lines: Vec<u8>,
+    /// Whether lines wait for a full disk to have room again: the save that fills it is about to fail and be removed.
+    waits: bool,
 }
 
 impl MetricsWriter {
@@ -86,7 +89,7 @@ impl MetricsWriter {
     ///
     /// # Errors
     /// A disk failure (exit 7).
-    pub fn open(folder: &Path) -> Result<Self> {
+    pub fn open(folder: &Path, waits: bool) -> Result<Self> {
         let path = folder.join("metrics.jsonl");
         let file = OpenOptions::new().create(true).append(true).open(&path).map_err(|e| {
             Failure::disk("metrics.jsonl cannot be opened")
@@ -94,7 +97,7 @@ impl MetricsWriter {
                 .found(e)
                 .hint("a folder that exists and may be written, with --out")
         })?;
-        Ok(MetricsWriter { file, path, line: Vec::with_capacity(1024) })
+        Ok(MetricsWriter { file, path, lines: Vec::with_capacity(1024), waits })
     }
 
     /// Appends one record; it has reached the operating system when this returns.
@@ -102,13 +105,41 @@ impl MetricsWriter {
     /// # Errors
     /// A disk failure (exit 7).
     pub fn write(&mut self, record: &StepRecord) -> Result<()> {
-        self.line.clear();
-        record.append_to(&mut self.line).and_then(|()| self.file.write_all(&self.line)).map_err(|e| {
+        let written = record.append_to(&mut self.lines).and_then(|()| self.append());
+        match written {
+            Err(e) if self.waits && e.kind() == ErrorKind::StorageFull => return Ok(()),
+            Err(_) => {}
+            Ok(()) => self.lines.clear(),
+        }
+        written.map_err(|e| {
             Failure::disk(format!("the metrics of step {} could not be written", record.step))
                 .at(self.path.display())
                 .found(e)
                 .hint("free space on this disk, or another --out")
         })
+    }
+}
+
+impl MetricsWriter {
+    /// Appends the lines that wait: all of them or none.
+    fn append(&mut self) -> std::io::Result<()> {
+        let before = self.file.metadata()?.len();
+        self.file.write_all(&self.lines).inspect_err(|_| {
+            // What was written of a line is no line; if it cannot be taken back the reader skips it.
+            let _ = self.file.set_len(before);
+        })
+    }
+
+    /// Writes what still waits, at the end of a run.
+    ///
+    /// # Errors
+    /// A disk failure (exit 7).
+    pub fn finish(&mut self) -> Result<()> {
+        self.append().map_err(|e| {
+            Failure::disk("the last metrics could not be written").at(self.path.display()).found(e).hint("free space")
+        })?;
+        self.lines.clear();
+        Ok(())
     }
 }
 
@@ -216,13 +247,13 @@ mod tests {
     fn lines_are_appended_and_visible_at_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let mut writer = MetricsWriter::open(folder.path()).unwrap();
+        let mut writer = MetricsWriter::open(folder.path(), false).unwrap();
         for step in 0..2 {
             writer.write(&StepRecord { step, ..record() }).unwrap();
             assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count() as u64, step + 1);
         }
         drop(writer);
-        MetricsWriter::open(folder.path()).unwrap().write(&StepRecord { step: 2, ..record() }).unwrap();
+        MetricsWriter::open(folder.path(), false).unwrap().write(&StepRecord { step: 2, ..record() }).unwrap();
         let steps: Vec<u64> = std::fs::read_to_string(&path)
             .unwrap()
             .lines()
@@ -234,7 +265,7 @@ mod tests {
     #[test]
     fn a_folder_that_is_not_there_is_a_disk_failure() {
         let folder = tempfile::tempdir().unwrap();
-        let failure = MetricsWriter::open(&folder.path().join("missing")).unwrap_err();
+        let failure = MetricsWriter::open(&folder.path().join("missing"), false).unwrap_err();
         assert_eq!(failure.exit, crate::Exit::Disk);
         assert!(failure.place.unwrap().ends_with("missing/metrics.jsonl"));
     }
@@ -243,9 +274,20 @@ mod tests {
     #[test]
     fn a_full_disk_is_a_disk_failure_that_names_the_step() {
         let file = OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let mut writer = MetricsWriter { file, path: "metrics.jsonl".into(), line: Vec::new() };
+        let mut writer = MetricsWriter { file, path: "metrics.jsonl".into(), lines: Vec::new(), waits: false };
         let failure = writer.write(&record()).unwrap_err();
         assert_eq!(failure.exit, crate::Exit::Disk);
         assert!(failure.what.contains("step 3"));
+        // With --save-failure continue the lines wait until there is room, or the run ends.
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = MetricsWriter { lines: Vec::new(), waits: true, ..writer };
+        (0..2).for_each(|step| writer.write(&StepRecord { step, ..record() }).unwrap());
+        assert_eq!(writer.finish().unwrap_err().exit, crate::Exit::Disk);
+        writer.file = MetricsWriter::open(folder.path(), true).unwrap().file;
+        writer.write(&StepRecord { step: 2, ..record() }).unwrap();
+        let text = std::fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
+        let steps: Vec<u64> =
+            text.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()["step"].as_u64().unwrap()).collect();
+        assert_eq!(steps, [0, 1, 2]);
     }
 }

@@ -39,9 +39,10 @@ pub fn train(args: &TrainArgs, cores: usize, comm: &Comm) -> Result<()> {
     let session = loop {
         let from = candidates.next(comm)?;
         let resumes = from.is_some();
-        match Session::open(args, cores, comm, from, &mut candidates.lock, baseline) {
+        let mut restoring = false;
+        match Session::open(args, cores, comm, from, &mut candidates.lock, baseline, &mut restoring) {
             // Damage in the numbers is only seen when they are read.
-            Err(failure) if resumes => candidates.pass_over(failure, comm)?,
+            Err(failure) if resumes && restoring => candidates.pass_over(failure, comm)?,
             opened => break opened?,
         }
     };
@@ -74,13 +75,18 @@ impl Session {
         from: Option<Checkpoint>,
         lock: &mut Option<Lock>,
         baseline: Option<u64>,
+        restoring: &mut bool,
     ) -> Result<Option<Self>> {
         let kept = from.as_ref().map(Checkpoint::kept);
-        let plan = meet(comm, RunPlan::resolve(args, comm.world(), cores, kept.as_ref()))?;
+        let mut plan = meet(comm, RunPlan::resolve(args, comm.world(), cores, kept.as_ref()))?;
+        // Once sums were made in another order the state is no longer that of its lanes, whatever comes after.
+        plan.different_bits |= from.as_ref().is_some_and(Checkpoint::has_different_bits);
         let prepared = meet(comm, Prepared::new(&plan, from.as_ref()))?;
         agree::agree(&plan, &prepared, comm)?;
         let changes = from.as_ref().map(|from| from.changes(&plan, &prepared.rows())).transpose();
         let changes = meet(comm, changes)?.unwrap_or_default();
+        let long_enough = from.as_ref().map_or(Ok(()), |from| from.fits(prepared.steps));
+        meet(comm, long_enough)?;
         let output = match meet(comm, Output::open(&plan, &prepared, from.as_ref(), lock, comm))? {
             Start::Finished(message) => {
                 if comm.rank() == 0 {
@@ -96,9 +102,13 @@ impl Session {
         let began = clock();
         let loaded = match &from {
             None => load(&mut trainer, &prepared.source),
-            Some(checkpoint) => restore(&mut trainer, &prepared.source, checkpoint),
+            Some(checkpoint) => {
+                *restoring = true;
+                restore(&mut trainer, &prepared.source, checkpoint)
+            }
         };
         meet(comm, loaded)?;
+        *restoring = false;
         let loading = clock() - began;
         let saver = meet(comm, Saver::new(&plan, &prepared, &device, &trainer.layout, comm))?;
         let recorder = Recorder::new(&plan, &prepared, &device, comm, baseline, from.as_ref())?;
@@ -109,7 +119,8 @@ impl Session {
         let (plan, steps) = (&self.plan, self.prepared.steps);
         meet(comm, self.output.take())?;
         meet(comm, self.saver.begin(self.prepared.source.units()))?;
-        if let Some(from) = self.from.as_ref().filter(|from| self.changes.is_empty() && from.is_of(&plan.out)) {
+        // With no step left there is nothing to save: what is there stays as it is.
+        if let Some(from) = self.from.as_ref().filter(|from| from.is_of(&plan.out)) {
             self.saver.has(from.state().step);
         }
         let from = self.from.as_ref().map(|checkpoint| (checkpoint, self.loading));
@@ -118,7 +129,7 @@ impl Session {
         for step in self.trainer.state.step..steps {
             self.step(step)?;
         }
-        self.recorder.finish();
+        self.recorder.finish()?;
         let done = self.trainer.state.step;
         let hash = self.trainer.state_hash().map_err(Failure::from)?;
         let facts = self.saver.facts(done, &self.prepared, self.recorder.tokens(), Some(hash));

@@ -104,6 +104,8 @@ pub struct StartupFacts {
     pub layout: String,
     /// What each stage would take; empty where there is nothing to choose.
     pub stages: Vec<StageFacts>,
+    /// Whether the layout keeps the bits of its lanes.
+    pub same_bits: bool,
     /// Canonical ranks.
     pub lanes: usize,
     /// What computes, its threads included: `Device::name`.
@@ -244,7 +246,8 @@ fn stage_table(facts: &StartupFacts) -> String {
     };
     let rows: Vec<Vec<String>> = facts.stages.iter().map(row).collect();
     let aligns = [Align::Left, Align::Left, Align::Right, Align::Right, Align::Left];
-    format!("the largest rank at each stage (the result is the same, bit for bit)\n{}", render(&aligns, &rows))
+    let same = if facts.same_bits { " (the result is the same, bit for bit)" } else { "" };
+    format!("the largest rank at each stage{same}\n{}", render(&aligns, &rows))
 }
 
 #[cfg(test)]

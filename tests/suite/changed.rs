@@ -259,3 +259,31 @@ fn a_checkpoint_is_a_model_to_start_from() {
     let config: Value = serde_json::from_slice(&fs::read(out.join("model/config.json")).unwrap()).unwrap();
     assert_eq!(config["dtype"], "bfloat16", "as the model that the first run began with");
 }
+
+#[test]
+fn fewer_steps_than_were_made_are_refused() {
+    let base = Base::new(("", ""));
+    let shorter = base.branch(6, "out", ("--steps 8", "--steps 3"), "--override length");
+    refused(&shorter, &["more steps than the run is to have", "at most 3 steps", "6 steps made"]);
+}
+
+#[test]
+fn an_output_folder_inside_a_checkpoint_is_refused() {
+    let base = Base::new(("", ""));
+    let inside = checkpoint(&base.path("base"), 6);
+    refused(&base.recipe.attempt(1, &inside, &base.flags), &["lies in a checkpoint"]);
+    refused(&base.recipe.attempt(1, &inside.join("run"), &base.flags), &["lies in a checkpoint"]);
+}
+
+/// Once sums were made in another order, the state is no longer that of its lanes, and says so from then on.
+#[test]
+fn other_bits_stay_marked() {
+    let base = Base::new(("", ""));
+    let flags = base.flags.replace("--lanes 2", "--lanes 5");
+    let (out, marked) = (base.path("five"), base.path("marked"));
+    base.recipe.run(2, &out, &format!("{flags} {SAVED} --allow-different-bits"));
+    let from = format!("{flags} --resume {}", checkpoint(&out, 4).display());
+    let output = base.recipe.run(1, &marked, &from);
+    assert!(output.stderr.contains("another order"), "{}", output.stderr);
+    assert_eq!(run_json(&marked)["settings"]["different_bits"]["value"], true);
+}

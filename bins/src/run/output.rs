@@ -4,6 +4,7 @@ use super::prepare::Prepared;
 use super::record::Recorder;
 use super::resume::Checkpoint;
 use crate::checkpoint::{self, SourceFacts};
+use crate::cli::SaveFailure;
 use crate::hf::dump_tensors;
 use crate::hf::save::{MAX_SHARD_BYTES, ModelWriter, check_target};
 use crate::host::{answer, note};
@@ -68,6 +69,13 @@ impl Output {
             }
         }
         if root {
+            if let Some(inside) = dir.ancestors().find(|dir| checkpoint::is_checkpoint(dir)) {
+                return Err(Failure::usage("the output folder lies in a checkpoint")
+                    .at(dir.display())
+                    .expected("a folder of its own for every run")
+                    .found(format!("the checkpoint {}", inside.display()))
+                    .hint("another --out; --resume or --model name a checkpoint to start from"));
+            }
             let model = dir.join("model");
             check_target(&model)?;
             let holds = |dir: &Path| fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some());
@@ -143,7 +151,7 @@ impl Output {
                 self.dir.join("metrics.jsonl").display()
             ));
         }
-        recorder.write_to(MetricsWriter::open(&self.dir)?);
+        recorder.write_to(MetricsWriter::open(&self.dir, plan.save_failure == SaveFailure::Continue)?);
         Ok(())
     }
 
@@ -276,7 +284,7 @@ fn try_to_write(dir: &Path) -> Result<()> {
 fn read_run(dir: &Path, comm: &Comm) -> Result<Option<Value>> {
     let path = dir.join("run.json");
     let read = match if comm.rank() == 0 { fs::read(&path) } else { Ok(Vec::new()) } {
-        Ok(bytes) => Ok(bytes),
+        Ok(bytes) => Ok(unfinished_without_model(dir, bytes)),
         // Below a file there is nothing; that nothing can be made there is said when it is tried.
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(NO_RUN.to_vec()),
         Err(e) => Err(disk(&path, "run.json cannot be read", &e)),
@@ -286,8 +294,19 @@ fn read_run(dir: &Path, comm: &Comm) -> Result<Option<Value>> {
         Failure::disk("run.json of an earlier run is damaged")
             .at(path.display())
             .found(e)
-            .hint("another --out, or remove the folder")
+            .hint("another --out (with --resume to go on from a checkpoint that is in the folder)")
     })
+}
+
+/// A finished run whose model is gone has something left to do.
+fn unfinished_without_model(dir: &Path, bytes: Vec<u8>) -> Vec<u8> {
+    match serde_json::from_slice::<Value>(&bytes) {
+        Ok(mut run) if run["finished"] == Value::Bool(true) && !dir.join("model").exists() => {
+            run["finished"] = json!(false);
+            run.to_string().into_bytes()
+        }
+        _ => bytes,
+    }
 }
 
 /// What stands for a run.json that is not there.
@@ -340,6 +359,9 @@ fn resumption(checkpoint: &Checkpoint, seconds: f64, plan: &RunPlan, changes: &[
         format!("goes on from {}: {} steps made, read in {seconds:.2} s", checkpoint.dir.display(), state.step);
     if state.world != plan.world as u64 {
         text += &format!(", on {} rank(s) then, {} now", state.world, plan.world);
+    }
+    if checkpoint.has_different_bits() {
+        text += "\n  some of its steps were summed in another order (--allow-different-bits), and so the result has other bits";
     }
     for change in changes {
         text += &format!("\n  overridden  {change}");

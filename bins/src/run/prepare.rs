@@ -136,6 +136,9 @@ impl Prepared {
 
 const ACTIVATIONS: &str = "activations";
 
+/// One block of numbers as it is read, one as it is rounded, and what is known of every block.
+const CHECKPOINT_SCRATCH: usize = 8 << 20;
+
 /// What each rank holds under `sharding`, by segment, the process itself left out.
 pub(crate) fn segments(
     plan: &RunPlan,
@@ -168,6 +171,7 @@ pub(crate) fn segments(
         (ACTIVATIONS, activation_bytes(config, precision.compute, tokens, plan.recompute)),
         ("kernel scratch", scratch_bytes(plan.threads, &attention, precision.compute)),
         ("snapshot while saving", snapshot),
+        ("reading and writing checkpoints", if plan.keep > 0 { CHECKPOINT_SCRATCH } else { 0 }),
     ];
     let here = |(name, n): &(&str, usize)| *n > 0 || *name == ACTIVATIONS;
     Ok(segments.into_iter().filter(here).map(|(name, n)| (name.to_owned(), n as u64)).collect())

@@ -172,8 +172,10 @@ impl Recorder {
         self.pace = if self.measured <= 2 { seconds } else { self.pace + (seconds - self.pace) / n };
     }
 
-    pub(crate) fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) -> Result<()> {
         self.progress.finish(self.last.as_ref());
+        let written = self.writer.as_mut().map_or(Ok(()), MetricsWriter::finish);
+        crate::launch::meet(&self.comm, written)
     }
 }
 
@@ -207,6 +209,7 @@ fn facts(plan: &RunPlan, prepared: &Prepared, device: &Device, baseline: Option<
         world: plan.world,
         layout: layout(plan),
         stages: prepared.stages.clone(),
+        same_bits: !plan.different_bits,
         lanes: plan.lanes,
         device: device.name().to_owned(),
         data,

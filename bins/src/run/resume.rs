@@ -47,6 +47,24 @@ impl Checkpoint {
         place.is_ok_and(|place| self.dir.canonicalize().is_ok_and(|dir| dir == place))
     }
 
+    /// Whether some of its steps were summed in another order than its lanes' own.
+    pub(crate) fn has_different_bits(&self) -> bool {
+        self.settings["different_bits"]["value"] == Value::Bool(true)
+    }
+
+    /// Refuses a run of fewer steps than were made.
+    pub(crate) fn fits(&self, steps: u64) -> Result<()> {
+        let made = self.state().step;
+        if made <= steps {
+            return Ok(());
+        }
+        Err(Failure::usage("the checkpoint has made more steps than the run is to have")
+            .at(self.dir.display())
+            .expected(format!("at most {steps} steps"))
+            .found(format!("{made} steps made"))
+            .hint("a longer run, or --resume with an earlier checkpoint"))
+    }
+
     /// What the run keeps of the layout.
     pub(crate) fn kept(&self) -> Kept {
         let accum = self.settings["accum"]["value"].as_u64().unwrap_or(1) as usize;
@@ -91,6 +109,12 @@ const ROWS: &str = "data_rows";
 /// The settings as a checkpoint keeps them: those of run.json, and the rows.
 pub(crate) fn settings_to_keep(plan: &RunPlan, rows: &str) -> String {
     let mut settings = plan.to_json()["settings"].take();
+    // So that the same folder is known as such from another working folder.
+    if let ModelSource::Folder(dir) = &plan.model
+        && let Ok(dir) = dir.canonicalize()
+    {
+        settings["model"]["value"] = serde_json::json!(ModelSource::Folder(dir));
+    }
     settings[ROWS] = serde_json::json!({ "value": rows, "from": "data" });
     settings.to_string()
 }

@@ -11,6 +11,7 @@ fn facts() -> StartupFacts {
         world: 2,
         layout: "2 ranks, ZeRO-3, 4 lanes in 2 passes".into(),
         lanes: 4,
+        same_bits: true,
         stages: vec![
             StageFacts { stage: 0, bytes: 9 << 30, sent: 1 << 30, chosen: false },
             StageFacts { stage: 3, bytes: 3 << 30, sent: 3 << 29, chosen: true },
