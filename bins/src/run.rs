@@ -8,7 +8,6 @@ mod record;
 mod resume;
 mod save;
 
-use crate::checkpoint::Role;
 use crate::cli::TrainArgs;
 use crate::host::{clock, note};
 use crate::launch::meet;
@@ -198,12 +197,10 @@ pub(crate) fn load(trainer: &mut Trainer<Mistral>, source: &Source) -> Result<()
 /// Fills this rank's shards of weights and moments as they were kept, reading only its byte ranges.
 fn restore(trainer: &mut Trainer<Mistral>, source: &Source, from: &Checkpoint) -> Result<()> {
     let Trainer { state, layout, .. } = trainer;
-    for role in Role::STATE {
-        let fill = |param: &spmd_core::ParamSpec, start, out: spmd_core::ViewMut<'_>| {
-            from.reader.read_into(role, &param.name, start, out)
-        };
-        state.restore(save::of(role), source.units(), layout, fill)?;
-    }
+    let fill = |role, param: &spmd_core::ParamSpec, start, out: spmd_core::ViewMut<'_>| {
+        from.reader.read_into(save::kept_as(role), &param.name, start, out)
+    };
+    state.restore(source.units(), layout, fill)?;
     state.step = from.state().step;
     Ok(())
 }

@@ -3,7 +3,7 @@
 use crate::layout::Segment;
 use crate::{Layout, Result};
 use spmd_core::dtype::round_bf16;
-use spmd_core::{Buffer, Device, ParamSpec, Precision, UnitSpec, View, ViewMut};
+use spmd_core::{Buffer, Device, ParamSpec, Precision, UnitSpec, View, ViewMut, stream};
 
 /// Weights are loaded and handed out in runs of at most this many elements, so that no scratch grows with the model.
 const RUN: usize = 1 << 18;
@@ -42,14 +42,6 @@ impl UnitState {
             Role::Shadow => self.shadow.view(),
             Role::ExpAvg => self.exp_avg.view(),
             Role::ExpAvgSq => self.exp_avg_sq.view(),
-        }
-    }
-
-    fn role_mut(&mut self, role: Role) -> ViewMut<'_> {
-        match role {
-            Role::Shadow => self.shadow.view_mut(),
-            Role::ExpAvg => self.exp_avg.view_mut(),
-            Role::ExpAvgSq => self.exp_avg_sq.view_mut(),
         }
     }
 }
@@ -122,25 +114,37 @@ impl State {
         Ok(())
     }
 
-    /// Fills one role as it was kept: `fill(param, start, out)` writes elements `start..start + out.len()` of a parameter
-    /// in the dtype of `out`. It is asked only for what this rank holds.
+    /// Fills everything as it was kept: `fill(role, param, start, out)` writes elements `start..start + out.len()` of a
+    /// parameter in the dtype of `out`. It is asked only for what this rank holds, and by a thread for each role, so that
+    /// the disk has work while numbers are checked.
     ///
     /// # Errors
-    /// The first error `fill` returns.
-    pub fn restore<E>(
+    /// The first error `fill` returns, of the first role that has one.
+    pub fn restore<E: Send>(
         &mut self,
-        role: Role,
         specs: &[UnitSpec],
         layout: &Layout,
-        mut fill: impl FnMut(&ParamSpec, usize, ViewMut<'_>) -> Result<(), E>,
+        fill: impl Fn(Role, &ParamSpec, usize, ViewMut<'_>) -> Result<(), E> + Sync,
     ) -> Result<(), E> {
-        for (unit, segments) in layout.segments.iter().enumerate() {
-            for s in segments {
-                let out = self.units[unit].role_mut(role).slice(s.range.clone());
-                fill(&specs[unit].params[s.param], s.start, out)?;
-            }
+        let (mut shadow, mut exp_avg, mut exp_avg_sq) = (Vec::new(), Vec::new(), Vec::new());
+        for (unit, segments) in self.units.iter_mut().zip(&layout.segments) {
+            shadow.push((unit.shadow.view_mut(), segments));
+            exp_avg.push((unit.exp_avg.view_mut(), segments));
+            exp_avg_sq.push((unit.exp_avg_sq.view_mut(), segments));
         }
-        Ok(())
+        let fill_role = |role: Role, shards: Vec<(ViewMut<'_>, &Vec<Segment>)>| {
+            for (spec, (mut shard, segments)) in specs.iter().zip(shards) {
+                for s in segments {
+                    fill(role, &spec.params[s.param], s.start, shard.reborrow().slice(s.range.clone()))?;
+                }
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let of_role = |(role, shards)| scope.spawn(move || fill_role(role, shards));
+            let threads = Role::ALL.into_iter().zip([shadow, exp_avg, exp_avg_sq]).map(of_role).collect::<Vec<_>>();
+            threads.into_iter().try_for_each(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        })
     }
 
     /// This rank's slice of one role of a unit, padding included: what it writes to disk, so that no replica writes the
@@ -191,7 +195,7 @@ impl Snapshot {
     pub fn take(&mut self, state: &State, layout: &Layout) {
         for (unit, buffers) in self.units.iter_mut().enumerate() {
             for (role, buffer) in Role::ALL.into_iter().zip(buffers) {
-                buffer.bytes_mut().copy_from_slice(state.slice(layout, unit, role).bytes());
+                stream::copy(buffer.bytes_mut(), state.slice(layout, unit, role).bytes());
             }
         }
     }

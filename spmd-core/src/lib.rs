@@ -13,6 +13,7 @@ pub mod gemm_log;
 pub mod ops;
 pub mod precision;
 pub mod rng;
+pub mod stream;
 pub mod unit;
 
 pub use buffer::{Buffer, View, ViewMut};

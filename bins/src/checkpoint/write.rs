@@ -24,10 +24,7 @@ impl SavePlan {
     pub fn create(&self) -> Result<()> {
         let partial = self.partial();
         folder::remove_partial(&partial)?;
-        fs::create_dir_all(&partial)
-            // The folder of checkpoints may be as new as this one is.
-            .and_then(|()| folder::sync(&self.out_dir))
-            .map_err(|e| self.refused("the checkpoint's folder cannot be made", &partial, &e))
+        fs::create_dir_all(&partial).map_err(|e| self.refused("the checkpoint's folder cannot be made", &partial, &e))
     }
 
     /// Rank `rank`, after `create`: writes this rank's elements, and on rank 0 headers and small files, and returns when
@@ -72,6 +69,8 @@ impl SavePlan {
                 file.sync_all()
             })
             .and_then(|()| folder::sync(&partial))
+            // The folder of checkpoints may be as new as this one is.
+            .and_then(|()| folder::sync(&self.out_dir))
             .map_err(|e| self.refused("the state file of the checkpoint cannot be written", &path, &e))?;
         folder::put_in_place(&partial, &dir)
             .map_err(|e| self.refused("the checkpoint cannot be renamed into place", &dir, &e))?;

@@ -379,6 +379,15 @@ pub(crate) fn of(role: Role) -> optim::Role {
     }
 }
 
+/// A checkpoint's name of what the optimizer keeps.
+pub(crate) fn kept_as(role: optim::Role) -> Role {
+    match role {
+        optim::Role::Shadow => Role::Shadow,
+        optim::Role::ExpAvg => Role::ExpAvg,
+        optim::Role::ExpAvgSq => Role::ExpAvgSq,
+    }
+}
+
 fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
     std::thread::Builder::new().name("checkpoint".to_owned()).spawn(work).map_err(|e| {
         Failure::new(Exit::Memory, "the thread that writes a checkpoint could not be started")

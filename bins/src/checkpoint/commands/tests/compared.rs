@@ -23,15 +23,13 @@ fn hash_of_trainer(save: &Save) -> u64 {
     let model = Mistral::new(device.clone(), source().config, precision.compute, 1, 8, false).unwrap();
     let mut trainer = Trainer::new(model, device, comm, precision, Sharding::zero3(1), false, || 0.0).unwrap();
     let Trainer { state, layout, .. } = &mut trainer;
-    for (role, of) in Role::STATE.into_iter().zip(optim::Role::ALL) {
-        let filled = state.restore(of, &save.units, layout, |param, start, mut out| {
-            let unit = save.units.iter().find(|unit| unit.params.contains(param)).unwrap();
-            let at = unit.ranges()[unit.params.iter().position(|p| p == param).unwrap()].start + start;
-            out.copy_from_f32(&save.numbers(unit, role)[at..at + out.len()]);
-            Ok::<(), ()>(())
-        });
-        filled.unwrap();
-    }
+    let filled = state.restore(&save.units, layout, |role, param, start, mut out| {
+        let unit = save.units.iter().find(|unit| unit.params.contains(param)).unwrap();
+        let at = unit.ranges()[unit.params.iter().position(|p| p == param).unwrap()].start + start;
+        out.copy_from_f32(&save.numbers(unit, Role::STATE[role as usize])[at..at + out.len()]);
+        Ok::<(), ()>(())
+    });
+    filled.unwrap();
     trainer.state_hash().unwrap()
 }
 
