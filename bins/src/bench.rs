@@ -13,6 +13,7 @@ use crate::{Failure, Result, memory, tiny};
 use collectives::Comm;
 use models::{Mistral, params};
 use optim::{Hyper, StepReport, Trainer, train_step};
+use spmd_core::ops::Rule;
 use spmd_core::rng::{Purpose, Stream};
 use spmd_core::{Batch, Device, gemm_log};
 
@@ -52,8 +53,10 @@ pub fn step(args: &BenchStepArgs, threads: usize, comm: &Comm) -> Result<()> {
     let plan = RunPlan::resolve(&written, comm.world(), threads, None)?;
     let baseline = memory::resident().unwrap_or(0);
     let device = meet(comm, Device::cpu(threads).map_err(Failure::from))?;
-    let planned: u64 =
-        run::prepare::segments(&plan, &source, args.seq_len, plan.sharding())?.iter().map(|(_, n)| n).sum();
+    let planned: u64 = run::prepare::segments(&plan, &source.config, source.units(), args.seq_len, plan.sharding())?
+        .iter()
+        .map(|(_, n)| n)
+        .sum();
     let measured = meet(comm, measure(args, &plan, &source, &device, comm))?;
     let own = [
         median(&measured.step_seconds).unwrap_or(0.0),
@@ -103,7 +106,7 @@ pub fn step(args: &BenchStepArgs, threads: usize, comm: &Comm) -> Result<()> {
 }
 
 fn measure(args: &BenchStepArgs, plan: &RunPlan, source: &Source, device: &Device, comm: &Comm) -> Result<Measured> {
-    let precision = args.policy.precision();
+    let precision = plan.precision();
     let config = source.config.clone();
     let model = Mistral::new(device.clone(), config, precision.compute, args.micro_batch, args.seq_len, plan.recompute)
         .map_err(Failure::from)?;
@@ -111,11 +114,13 @@ fn measure(args: &BenchStepArgs, plan: &RunPlan, source: &Source, device: &Devic
         .map_err(Failure::from)?;
     run::load(&mut trainer, source)?;
     let hyper = Hyper {
+        rule: Rule::AdamW,
         lr: defaults::LR,
         beta1: defaults::BETA1,
         beta2: defaults::BETA2,
         eps: defaults::EPS,
         weight_decay: 0.0,
+        momentum: 0.0,
         max_norm: defaults::CLIP,
         seed: 0,
     };

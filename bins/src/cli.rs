@@ -4,15 +4,26 @@
 //! ([`Command::not_built`]), so that a script written against the contract gets a sentence and not a syntax error.
 
 mod checkpoint;
+mod compare;
+mod config;
+mod plan;
 mod train;
 mod values;
 
 pub use checkpoint::{Checkpoint, CheckpointArgs, DiffArgs, ExportArgs, ExportDType, InspectArgs, VerifyArgs};
+pub use compare::CompareArgs;
+pub use config::{ConfigArgs, ConfigCommand, ConfigDiffArgs, ConvertArgs, Target};
+pub use plan::PlanArgs;
+#[cfg(test)]
+pub(crate) use train::Flag;
 pub use train::TrainArgs;
-pub use values::{CheckpointFiles, DeviceArg, Recompute, ResumeArg, SaveFailure, ScheduleKind, Switch};
+pub use values::{
+    CheckpointFiles, ClipFormArg, DTypeArg, DeviceArg, OptimizerForm, OptimizerKind, Recompute, ResumeArg, SaveFailure,
+    ScheduleKind, ScheduleStepping, Switch,
+};
 
 use crate::Failure;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use spmd_core::Policy;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -44,16 +55,16 @@ pub enum Command {
     Train(Box<TrainArgs>),
     /// Continue a prompt with a model folder
     Generate(GenerateArgs),
-    /// Put runs side by side: a table, and their loss curves as a picture
+    /// Put runs side by side: a table, a page of curves and settings, pictures
     Report(ReportArgs),
     /// Measure a training step, the kernels or the collectives
     Bench(BenchArgs),
-    /// The run, resolved and not started (not built yet)
-    Plan(Rest),
-    /// The same data under several policies and learning rates (not built yet)
-    Compare(Rest),
-    /// Compare or convert configuration files (not built yet)
-    Config(Rest),
+    /// The run, resolved and not started: settings and their origin, dtypes, memory, traffic, time
+    Plan(Box<PlanArgs>),
+    /// The same data under several policies, learning rates and files: one report
+    Compare(Box<CompareArgs>),
+    /// Whether two configuration files are the same run; a file in another format
+    Config(ConfigArgs),
     /// Check or show rows of data (not built yet)
     Data(Rest),
     /// Inspect, verify, compare or export checkpoints
@@ -122,13 +133,21 @@ impl GenerateArgs {
 #[command(after_help = "\
 Examples:
   umbra report umbra-out
-  umbra report try-shadow try-fsdp-low --svg loss.svg")]
+      A table, and umbra-out/report.html: curves and settings, in one file that any browser opens.
+  umbra report out/shadow out/fsdp-low --out both.html
+  umbra report try-shadow try-fsdp-low --svg loss.svg
+  umbra report umbra-out --svg pictures/
+      One SVG for each curve: loss, grad_norm, swallowed, arrived, lr, tokens_per_s, memory.")]
 pub struct ReportArgs {
     /// Folders of runs, finished or not: what --out named
     #[arg(value_name = "RUN", required = true)]
     pub runs: Vec<PathBuf>,
-    /// Also draw the loss curves into this SVG file
+    /// The page of curves and settings [default: report.html in the run's folder; of several runs, in the folder they
+    /// all lie in, else here]
     #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Also draw the loss curves into this SVG file, or every curve into a folder
+    #[arg(long, value_name = "FILE|FOLDER/")]
     pub svg: Option<PathBuf>,
 }
 
@@ -232,18 +251,16 @@ impl Command {
     pub fn not_built(&self) -> Option<Failure> {
         let name = match self {
             Command::Train(_) | Command::Generate(_) | Command::Report(_) | Command::Checkpoint(_) => return None,
+            Command::Plan(_) | Command::Config(_) | Command::Compare(_) => return None,
             Command::Bench(BenchArgs { what: Bench::Step(_) }) => return None,
             Command::Bench(BenchArgs { what: Bench::Kernels(_) }) => "bench kernels",
             Command::Bench(BenchArgs { what: Bench::Collectives(_) }) => "bench collectives",
-            Command::Plan(_) => "plan",
-            Command::Compare(_) => "compare",
-            Command::Config(_) => "config",
             Command::Data(_) => "data",
             Command::Doctor(_) => "doctor",
         };
         Some(
             Failure::usage(format!("`umbra {name}` is not built yet"))
-                .expected("train, generate, report, checkpoint or bench step")
+                .expected("train, plan, compare, config, generate, report, checkpoint or bench step")
                 .hint("umbra --help lists what there is"),
         )
     }
@@ -281,7 +298,18 @@ where
     I: IntoIterator<Item = T>,
     T: Into<OsString>,
 {
-    Cli::try_parse_from(with_dashes(args.into_iter().map(Into::into))).map_err(ClapOutcome)
+    let line = with_dashes(args.into_iter().map(Into::into));
+    let matches = Cli::command().try_get_matches_from(line).map_err(ClapOutcome)?;
+    let mut cli = Cli::from_arg_matches(&matches).map_err(ClapOutcome)?;
+    if let Some((_, written)) = matches.subcommand() {
+        match &mut cli.command {
+            Command::Train(args) => args.matches = written.clone(),
+            Command::Plan(args) => args.train.matches = written.clone(),
+            Command::Compare(args) => args.train.matches = written.clone(),
+            _ => {}
+        }
+    }
+    Ok(cli)
 }
 
 /// Replaces `_` by `-` in the names of long flags, up to a bare `--`.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use umbra::cli::{Bench, BenchArgs, ClapOutcome, Cli, Command};
 use umbra::host::note;
 use umbra::launch::meet;
-use umbra::{Exit, Failure, Result, bench, checkpoint, cli, generate, host, report, run};
+use umbra::{Exit, Failure, Result, bench, checkpoint, cli, compare, config, generate, host, planner, report, run};
 
 fn var(name: &str) -> Option<String> {
     std::env::var(name).ok()
@@ -67,6 +67,10 @@ fn command(cli: Cli, comm: &Comm) -> Result<()> {
                 Ok(())
             }
         }
+        Command::Compare(args) => compare::compare(&args, cores, comm),
+        Command::Plan(args) if comm.rank() == 0 => planner::run(&args, comm.world(), cores),
+        Command::Config(args) if comm.rank() == 0 => config::run(&args),
+        Command::Plan(_) | Command::Config(_) => Ok(()),
         Command::Checkpoint(args) if comm.rank() == 0 => checkpoint::commands::run(&args, cores),
         Command::Checkpoint(_) => Ok(()),
         Command::Bench(BenchArgs { what: Bench::Step(args) }) => {

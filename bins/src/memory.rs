@@ -13,6 +13,12 @@ pub fn peak_rss() -> Option<u64> {
     kib_field(&read_to_string("/proc/self/status").ok()?, "VmHWM")
 }
 
+/// Starts [`peak_rss`] anew from what is resident now, for another run in the same process; where the kernel does not let it,
+/// the old peak stands.
+pub fn reset_peak() {
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
+}
+
 /// Bytes that could be had now without swapping: what the machine has left, or the control group if that is less.
 pub fn available() -> Option<u64> {
     let machine = kib_field(&read_to_string("/proc/meminfo").ok()?, "MemAvailable")?;

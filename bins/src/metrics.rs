@@ -1,5 +1,6 @@
-//! `metrics.jsonl`: one JSON object a step, readable while the run goes on.
+//! `metrics.jsonl`: one JSON object a step, readable while the run goes on; event files for TensorBoard beside it.
 
+use crate::tensorboard::EventWriter;
 use crate::{Failure, Result};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
@@ -73,31 +74,27 @@ impl StepRecord {
     }
 }
 
-/// Writes records to `metrics.jsonl`, each with one write, so that a reader never sees half a line for long.
+/// Writes records to `metrics.jsonl`, and with `--tensorboard` to an event file beside it.
 #[derive(Debug)]
 pub struct MetricsWriter {
-    file: File,
-    path: PathBuf,
-    /// Lines that are not written yet: the newest, and those a full disk has not taken.
-    lines: Vec<u8>,
-    /// Whether lines wait for a full disk to have room again: the save that fills it is about to fail and be removed.
-    waits: bool,
+    lines: Appender,
+    events: Option<EventWriter>,
 }
 
 impl MetricsWriter {
-    /// Opens `metrics.jsonl` in the run folder for appending; it is created if missing.
+    /// Opens `metrics.jsonl` in the run folder for appending; it is created if missing. `waits` says whether records wait
+    /// for a full disk to have room again.
     ///
     /// # Errors
     /// A disk failure (exit 7).
     pub fn open(folder: &Path, waits: bool) -> Result<Self> {
-        let path = folder.join("metrics.jsonl");
-        let file = OpenOptions::new().create(true).append(true).open(&path).map_err(|e| {
-            Failure::disk("metrics.jsonl cannot be opened")
-                .at(path.display())
-                .found(e)
-                .hint("a folder that exists and may be written, with --out")
-        })?;
-        Ok(MetricsWriter { file, path, lines: Vec::with_capacity(1024), waits })
+        Ok(MetricsWriter { lines: Appender::open(folder.join("metrics.jsonl"), waits)?, events: None })
+    }
+
+    /// Writes every record there as well.
+    #[must_use]
+    pub fn with_events(self, events: EventWriter) -> Self {
+        MetricsWriter { events: Some(events), ..self }
     }
 
     /// Appends one record; it has reached the operating system when this returns.
@@ -105,29 +102,15 @@ impl MetricsWriter {
     /// # Errors
     /// A disk failure (exit 7).
     pub fn write(&mut self, record: &StepRecord) -> Result<()> {
-        let written = record.append_to(&mut self.lines).and_then(|()| self.append());
-        match written {
-            Err(e) if self.waits && e.kind() == ErrorKind::StorageFull => return Ok(()),
-            Err(_) => {}
-            Ok(()) => self.lines.clear(),
-        }
-        written.map_err(|e| {
-            Failure::disk(format!("the metrics of step {} could not be written", record.step))
-                .at(self.path.display())
-                .found(e)
-                .hint("free space on this disk, or another --out")
-        })
-    }
-}
-
-impl MetricsWriter {
-    /// Appends the lines that wait: all of them or none.
-    fn append(&mut self) -> std::io::Result<()> {
-        let before = self.file.metadata()?.len();
-        self.file.write_all(&self.lines).inspect_err(|_| {
-            // What was written of a line is no line; if it cannot be taken back the reader skips it.
-            let _ = self.file.set_len(before);
-        })
+        let mut line = Vec::with_capacity(1024);
+        let written = record.append_to(&mut line).map_err(|e| self.lines.failure(&e));
+        written
+            .and_then(|()| self.lines.append(&line))
+            .and_then(|()| self.events.as_mut().map_or(Ok(()), |events| events.write(record)))
+            .map_err(|failure| Failure {
+                what: format!("the metrics of step {} could not be written", record.step),
+                ..failure
+            })
     }
 
     /// Writes what still waits, at the end of a run.
@@ -135,11 +118,74 @@ impl MetricsWriter {
     /// # Errors
     /// A disk failure (exit 7).
     pub fn finish(&mut self) -> Result<()> {
-        self.append().map_err(|e| {
-            Failure::disk("the last metrics could not be written").at(self.path.display()).found(e).hint("free space")
+        self.lines.finish()?;
+        self.events.as_mut().map_or(Ok(()), EventWriter::finish)
+    }
+}
+
+/// A file that grows while the run goes on, each time with one write, so that a reader never sees half a record for long.
+#[derive(Debug)]
+pub(crate) struct Appender {
+    file: File,
+    path: PathBuf,
+    /// What is not written yet: the newest record, and those a full disk has not taken.
+    pending: Vec<u8>,
+    /// Whether records wait for a full disk to have room again: the save that fills it is about to fail and be removed.
+    waits: bool,
+}
+
+impl Appender {
+    fn open(path: PathBuf, waits: bool) -> Result<Self> {
+        let file = OpenOptions::new().create(true).append(true).open(&path).map_err(|e| {
+            Failure::disk("a file of the run's metrics cannot be opened")
+                .at(path.display())
+                .found(e)
+                .hint("a folder that exists and may be written, with --out")
         })?;
-        self.lines.clear();
+        Ok(Appender { file, path, pending: Vec::new(), waits })
+    }
+
+    /// Opens the file `name` in `folder`, which is made if it is missing.
+    pub(crate) fn create(folder: &Path, name: &str, waits: bool) -> Result<Self> {
+        std::fs::create_dir_all(folder).map_err(|e| {
+            Failure::disk("a folder for the run's metrics cannot be made")
+                .at(folder.display())
+                .found(e)
+                .hint("a folder that may be written, with --out")
+        })?;
+        Appender::open(folder.join(name), waits)
+    }
+
+    /// Appends a record, or keeps it while the disk is full and records wait.
+    pub(crate) fn append(&mut self, record: &[u8]) -> Result<()> {
+        self.pending.extend(record);
+        match self.flush() {
+            Err(e) if self.waits && e.kind() == ErrorKind::StorageFull => Ok(()),
+            written => written.map_err(|e| self.failure(&e)),
+        }
+    }
+
+    /// Writes what still waits.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        self.flush().map_err(|e| self.failure(&e))
+    }
+
+    /// Writes the records that wait: all of them or none.
+    fn flush(&mut self) -> std::io::Result<()> {
+        let before = self.file.metadata()?.len();
+        self.file.write_all(&self.pending).inspect_err(|_| {
+            // What was written of a record is no record; if it cannot be taken back the reader skips it.
+            let _ = self.file.set_len(before);
+        })?;
+        self.pending.clear();
         Ok(())
+    }
+
+    fn failure(&self, error: &std::io::Error) -> Failure {
+        Failure::disk("the last metrics could not be written")
+            .at(self.path.display())
+            .found(error)
+            .hint("free space on this disk, or another --out")
     }
 }
 
@@ -274,16 +320,17 @@ mod tests {
     #[test]
     fn a_full_disk_is_a_disk_failure_that_names_the_step() {
         let file = OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let mut writer = MetricsWriter { file, path: "metrics.jsonl".into(), lines: Vec::new(), waits: false };
+        let lines = Appender { file, path: "metrics.jsonl".into(), pending: Vec::new(), waits: false };
+        let mut writer = MetricsWriter { lines, events: None };
         let failure = writer.write(&record()).unwrap_err();
         assert_eq!(failure.exit, crate::Exit::Disk);
         assert!(failure.what.contains("step 3"));
         // With --save-failure continue the lines wait until there is room, or the run ends.
         let folder = tempfile::tempdir().unwrap();
-        let mut writer = MetricsWriter { lines: Vec::new(), waits: true, ..writer };
+        (writer.lines.pending, writer.lines.waits) = (Vec::new(), true);
         (0..2).for_each(|step| writer.write(&StepRecord { step, ..record() }).unwrap());
         assert_eq!(writer.finish().unwrap_err().exit, crate::Exit::Disk);
-        writer.file = MetricsWriter::open(folder.path(), true).unwrap().file;
+        writer.lines.file = MetricsWriter::open(folder.path(), true).unwrap().lines.file;
         writer.write(&StepRecord { step: 2, ..record() }).unwrap();
         let text = std::fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
         let steps: Vec<u64> =

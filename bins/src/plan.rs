@@ -5,11 +5,23 @@
 
 mod checks;
 mod layout;
+mod optimizer;
+mod params;
+mod pick;
 mod refuse;
 pub mod resume;
+mod schedule;
 
-use crate::cli::{CheckpointFiles, Recompute, ResumeArg, SaveFailure, ScheduleKind, TrainArgs};
-use crate::{Failure, Result};
+pub use params::{ParamValue, ScheduleParams};
+use pick::Settings;
+pub(crate) use resume::setting_of;
+
+use crate::Result;
+use crate::cli::{
+    CheckpointFiles, ClipFormArg, DTypeArg, OptimizerForm, OptimizerKind, Recompute, ResumeArg, SaveFailure,
+    ScheduleKind, ScheduleStepping, TrainArgs,
+};
+use crate::config::{Assume, Files};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use spmd_core::Policy;
@@ -17,8 +29,18 @@ use std::path::PathBuf;
 
 /// What is set when nothing is: the values `--help` states.
 pub mod defaults {
+    /// `--policy`.
+    pub const POLICY: super::Policy = super::Policy::Shadow;
     /// `--lr`.
     pub const LR: f64 = 1e-5;
+    /// `--schedule`.
+    pub const SCHEDULE: super::ScheduleKind = super::ScheduleKind::Constant;
+    /// `--schedule-stepping`.
+    pub const SCHEDULE_STEPPING: super::ScheduleStepping = super::ScheduleStepping::Once;
+    /// `--optimizer`.
+    pub const OPTIMIZER: super::OptimizerKind = super::OptimizerKind::AdamW;
+    /// `--momentum`.
+    pub const MOMENTUM: f64 = 0.0;
     /// `--beta1`.
     pub const BETA1: f64 = 0.9;
     /// `--beta2`.
@@ -35,6 +57,8 @@ pub mod defaults {
     pub const STAGE: u8 = 3;
     /// `--out`.
     pub const OUT: &str = "umbra-out";
+    /// `--out` of `umbra compare`.
+    pub const COMPARE_OUT: &str = "umbra-compare";
     /// `--keep`.
     pub const KEEP: u64 = 2;
     /// `--save-failure`.
@@ -63,6 +87,8 @@ pub mod preset {
 pub enum Origin {
     /// The command line.
     Flag,
+    /// A configuration file.
+    Config,
     /// Nobody set it.
     Default,
     /// The preset of a run without model and data.
@@ -161,6 +187,12 @@ pub struct RunPlan {
     /// Which dtype each role has.
     #[serde(serialize_with = "name_of")]
     pub policy: Policy,
+    /// The dtype of a contribution to a gradient's sum.
+    pub wire: DTypeArg,
+    /// The dtype of the finished sum.
+    pub reduced: DTypeArg,
+    /// The dtype gradients are accumulated in.
+    pub accumulate: DTypeArg,
     /// How long it is.
     pub length: Length,
     /// The learning rate after warm-up.
@@ -169,6 +201,10 @@ pub struct RunPlan {
     pub min_lr: f64,
     /// The course after warm-up.
     pub schedule: ScheduleKind,
+    /// What is set of the parameters of one of DeepSpeed's schedules.
+    pub schedule_params: ScheduleParams,
+    /// How often a schedule of transformers is stepped for each optimizer step.
+    pub schedule_stepping: ScheduleStepping,
     /// Warm-up.
     pub warmup: Warmup,
     /// Steps over which wsd decays; none means the last 20 %.
@@ -183,7 +219,15 @@ pub struct RunPlan {
     pub seq_len: Option<usize>,
     /// Largest gradient norm; 0 is off.
     pub clip: f64,
-    /// Decoupled weight decay.
+    /// Whose form the clipping factor has.
+    pub clip_form: ClipFormArg,
+    /// What steps the weights.
+    pub optimizer: OptimizerKind,
+    /// Whose arithmetic it has.
+    pub optimizer_form: OptimizerForm,
+    /// SGD's momentum.
+    pub momentum: f64,
+    /// Weight decay: decoupled, or L2 where the optimizer is not AdamW.
     pub weight_decay: f64,
     /// Whether gains are decayed as well.
     pub decay_norms: bool,
@@ -195,6 +239,9 @@ pub struct RunPlan {
     pub eps: f64,
     /// Seed of everything random.
     pub seed: u64,
+    /// The releases of engines whose defaults and arithmetic are meant where an engine's schedule is asked for.
+    #[serde(serialize_with = "words_of")]
+    pub assume: Assume,
     /// Threads of this rank.
     pub threads: usize,
     /// Whether rows are shuffled.
@@ -203,6 +250,8 @@ pub struct RunPlan {
     pub truncate: bool,
     /// Progress every so many steps.
     pub log_every: u64,
+    /// Whether TensorBoard event files are written.
+    pub tensorboard: bool,
     /// Where the first step's logits and gradients go.
     pub dump: Option<PathBuf>,
     /// The output folder.
@@ -240,49 +289,20 @@ pub struct RunPlan {
     /// Where each setting above came from, by field name.
     #[serde(skip)]
     pub origins: Vec<(&'static str, Origin)>,
+    /// The configuration files.
+    #[serde(skip)]
+    pub files: Files,
 }
 
 fn name_of<S: serde::Serializer>(policy: &Policy, out: S) -> Result<S::Ok, S::Error> {
     out.serialize_str(policy.name())
 }
 
-/// Picks values and notes where they came from.
-struct Settings {
-    preset: bool,
-    origins: Vec<(&'static str, Origin)>,
-}
-
-impl Settings {
-    /// The flag if it was given, else the preset's value if there is one and it applies, else the default.
-    fn pick<T>(&mut self, name: &'static str, flag: Option<T>, preset: Option<T>, default: T) -> T {
-        let (value, origin) = match (flag, preset) {
-            (Some(value), _) => (value, Origin::Flag),
-            (None, Some(value)) if self.preset => (value, Origin::Preset),
-            _ => (default, Origin::Default),
-        };
-        self.origins.push((name, origin));
-        value
-    }
-
-    /// A flag without a preset.
-    fn or<T>(&mut self, name: &'static str, flag: Option<T>, default: T) -> T {
-        self.pick(name, flag, None, default)
-    }
-
-    /// The flag if it was given, else what the checkpoint says, else the default.
-    fn kept<T>(&mut self, name: &'static str, flag: Option<T>, kept: Option<T>, default: T) -> T {
-        let (value, origin) = match (flag, kept) {
-            (Some(value), _) => (value, Origin::Flag),
-            (None, Some(value)) => (value, Origin::Checkpoint),
-            (None, None) => (default, Origin::Default),
-        };
-        self.origins.push((name, origin));
-        value
-    }
-
-    fn origin(&self, name: &str) -> Option<Origin> {
-        self.origins.iter().find(|(n, _)| *n == name).map(|(_, origin)| *origin)
-    }
+/// As `--assume` takes them.
+fn words_of<S: serde::Serializer>(assume: &Assume, out: S) -> Result<S::Ok, S::Error> {
+    let Assume { deepspeed, accelerate, load } = assume;
+    let load = load.map(|dtype| format!("load={dtype:?}").to_lowercase());
+    out.collect_seq([format!("deepspeed={deepspeed}"), format!("accelerate={accelerate}")].into_iter().chain(load))
 }
 
 impl RunPlan {
@@ -292,7 +312,11 @@ impl RunPlan {
     /// A usage failure (exit 2): flags of later versions, values that mean nothing, flags that contradict each other.
     pub fn check_written(args: &TrainArgs) -> Result<()> {
         refuse::later_versions(args)?;
-        checks::written(args)
+        checks::written(args)?;
+        optimizer::written(args)?;
+        let kind = args.schedule.unwrap_or(defaults::SCHEDULE);
+        let assume = Assume::read(&args.assume)?;
+        schedule::written(args, &ScheduleParams::read(&args.schedule_params, kind, assume.deepspeed)?)
     }
 
     /// Resolves and checks what was written, for a world of `world` ranks whose own share of the machine is `cores`. A run
@@ -302,45 +326,72 @@ impl RunPlan {
     /// A usage failure (exit 2): first flags of later versions, then values that mean nothing or contradict each other,
     /// then layouts that would change the result.
     pub fn resolve(args: &TrainArgs, world: usize, cores: usize, kept: Option<&Kept>) -> Result<RunPlan> {
+        RunPlan::resolved(args, world, cores, kept).map_err(|failure| args.files.locate(failure))
+    }
+
+    fn resolved(args: &TrainArgs, world: usize, cores: usize, kept: Option<&Kept>) -> Result<RunPlan> {
         RunPlan::check_written(args)?;
         let preset = args.model.is_none() && args.data.is_empty();
-        let mut set = Settings { preset, origins: Vec::new() };
+        let mut set = Settings { preset, files: &args.files, origins: Vec::new() };
         let layout = layout::resolve(args, world, kept, &mut set)?;
         let micro_batch = set.pick("micro_batch", args.micro_batch, Some(preset::MICRO_BATCH), 1);
         let accum = checks::accum(args, micro_batch, layout.lanes)?;
         let accum = set.kept("accum", accum, kept.map(|kept| kept.accum), 1);
         let global_batch = checks::global_batch(micro_batch, accum, layout.lanes)?;
-        set.origins.push(("global_batch", if args.global_batch.is_some() { Origin::Flag } else { Origin::Default }));
+        let origin = if args.global_batch.is_some() { set.written("global_batch") } else { Origin::Default };
+        set.origins.push(("global_batch", origin));
         let length = args.steps.map(Length::Steps).or(args.epochs.map(Length::Epochs));
         let warmup = args.warmup_steps.map(Warmup::Steps).or(args.warmup_ratio.map(Warmup::Ratio));
         let resume = args.resume.as_ref().map(Resume::from);
         let recompute = args.recompute.map(|what| what == Recompute::Block);
         let data = (!args.data.is_empty()).then(|| args.data.clone());
+        let assume = Assume::read(&args.assume)?;
+        let schedule = args.schedule.unwrap_or(defaults::SCHEDULE);
+        let params = ScheduleParams::read(&args.schedule_params, schedule, assume.deepspeed)?;
+        let preset_warmup = schedule::takes_warmup(schedule, &params).then_some(Warmup::Ratio(preset::WARMUP_RATIO));
+        let policy = args.policy.unwrap_or(defaults::POLICY);
+        let form = optimizer::default_form(policy, args.optimizer.unwrap_or(defaults::OPTIMIZER));
+        let precision = policy.precision();
         let mut plan = RunPlan {
             model: set.pick("model", args.model.clone().map(Into::into), Some(ModelSource::Tiny), ModelSource::Tiny),
             data: set.pick("data", data, Some(Vec::new()), Vec::new()),
-            policy: set.or("policy", args.policy, Policy::Shadow),
+            policy: set.or("policy", args.policy, defaults::POLICY),
+            wire: set.or("wire", args.wire, precision.wire.into()),
+            reduced: set.or("reduced", args.reduced, precision.reduced.into()),
+            accumulate: set.or("accumulate", args.accumulate, precision.accumulate.into()),
             length: set.pick("length", length, Some(Length::Steps(preset::STEPS)), Length::Epochs(defaults::EPOCHS)),
             lr: set.pick("lr", args.lr, Some(preset::LR), defaults::LR),
             min_lr: set.or("min_lr", args.min_lr, 0.0),
-            schedule: set.or("schedule", args.schedule, ScheduleKind::Constant),
-            warmup: set.pick("warmup", warmup, Some(Warmup::Ratio(preset::WARMUP_RATIO)), Warmup::Steps(0)),
+            schedule: set.or("schedule", args.schedule, defaults::SCHEDULE),
+            schedule_params: set.or(
+                "schedule_params",
+                (!args.schedule_params.is_empty()).then_some(params),
+                ScheduleParams::default(),
+            ),
+            schedule_stepping: set.or("schedule_stepping", args.schedule_stepping, defaults::SCHEDULE_STEPPING),
+            warmup: set.pick("warmup", warmup, preset_warmup, Warmup::Steps(0)),
             decay_steps: set.or("decay_steps", args.decay_steps.map(Some), None),
             micro_batch,
             accum,
             global_batch,
             seq_len: set.pick("seq_len", args.seq_len.map(Some), Some(Some(preset::SEQ_LEN)), None),
             clip: set.or("clip", args.clip, defaults::CLIP),
+            clip_form: set.or("clip_form", args.clip_form, precision.clip.into()),
+            optimizer: set.or("optimizer", args.optimizer, defaults::OPTIMIZER),
+            optimizer_form: set.or("optimizer_form", args.optimizer_form, form),
+            momentum: set.or("momentum", args.momentum, defaults::MOMENTUM),
             weight_decay: set.or("weight_decay", args.weight_decay, 0.0),
             decay_norms: set.or("decay_norms", args.decay_norms.then_some(true), false),
             beta1: set.or("beta1", args.beta1, defaults::BETA1),
             beta2: set.or("beta2", args.beta2, defaults::BETA2),
             eps: set.or("eps", args.eps, defaults::EPS),
             seed: set.or("seed", args.seed, 0),
+            assume: set.or("assume", (!args.assume.is_empty()).then_some(assume), Assume::default()),
             threads: set.or("threads", args.threads, cores.max(1)),
             shuffle: set.or("shuffle", args.no_shuffle.then_some(false), true),
             truncate: set.or("truncate", args.truncate.then_some(true), false),
             log_every: set.or("log_every", args.log_every, 1),
+            tensorboard: set.or("tensorboard", args.tensorboard.then_some(true), false),
             dump: set.or("dump", args.dump.clone().map(Some), None),
             out: set.or("out", args.out.clone(), PathBuf::from(defaults::OUT)),
             resume: set.or("resume", resume, Resume::Auto { told: false }),
@@ -359,6 +410,7 @@ impl RunPlan {
             reshard_after_forward: layout.reshard_after_forward,
             preset,
             origins: Vec::new(),
+            files: args.files.clone(),
         };
         // The names that may be written are those of the settings just made.
         plan.overrides = resume::overrides(&args.overrides, &set.origins)?;
@@ -378,40 +430,6 @@ impl RunPlan {
         optim::Sharding { stage, group: self.shard_group, lanes, reshard_after_forward }
     }
 
-    /// Warm-up in steps for a run of `total` steps. A share is rounded up, in f64 as transformers does.
-    ///
-    /// # Errors
-    /// A usage failure if the warm-up is longer than the run.
-    pub fn warmup_steps(&self, total: u64) -> Result<u64> {
-        match self.warmup {
-            Warmup::Ratio(ratio) => Ok(((ratio * total as f64).ceil() as u64).min(total)),
-            Warmup::Steps(steps) if steps <= total => Ok(steps),
-            Warmup::Steps(steps) => Err(Failure::usage("the warm-up is longer than the run")
-                .at("--warmup-steps")
-                .expected(format!("at most {total} steps, the length of the run"))
-                .found(steps)
-                .hint("a longer run, a shorter warm-up, or --warmup-ratio, which fits any length")),
-        }
-    }
-
-    /// Steps over which `wsd` decays in a run of `total` steps: `--decay-steps`, or the last 20 % rounded up, as far as
-    /// the warm-up leaves room.
-    ///
-    /// # Errors
-    /// A usage failure if warm-up and decay together are longer than the run.
-    pub fn decay_steps(&self, total: u64) -> Result<u64> {
-        let warmup = self.warmup_steps(total)?;
-        match self.decay_steps {
-            None => Ok(total.div_ceil(5).min(total - warmup)),
-            Some(decay) if decay <= total - warmup => Ok(decay),
-            Some(decay) => Err(Failure::usage("warm-up and decay together are longer than the run")
-                .at("--decay-steps")
-                .expected(format!("at most {} steps ({total} less {warmup} of warm-up)", total - warmup))
-                .found(decay)
-                .hint("a longer run, or fewer steps of decay")),
-        }
-    }
-
     /// Where a setting came from, by field name; settings that the launch decides have none.
     pub fn origin(&self, name: &str) -> Option<Origin> {
         self.origins.iter().find(|(n, _)| *n == name).map(|(_, origin)| *origin)
@@ -424,7 +442,12 @@ impl RunPlan {
         if let Ok(Value::Object(fields)) = serde_json::to_value(self) {
             for (name, value) in fields {
                 let from = self.origin(&name).map_or(json!("launch"), |origin| json!(origin));
-                settings.insert(name, json!({ "value": value, "from": from }));
+                let at = self.files.sources.get(&name).map(ToString::to_string);
+                let setting = match at {
+                    Some(at) => json!({ "value": value, "from": from, "at": at }),
+                    None => json!({ "value": value, "from": from }),
+                };
+                settings.insert(name, setting);
             }
         }
         let Some((_, preset)) = settings.shift_remove_entry("preset") else { return json!({ "settings": settings }) };

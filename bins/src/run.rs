@@ -9,6 +9,7 @@ mod resume;
 mod save;
 
 use crate::cli::TrainArgs;
+use crate::config;
 use crate::host::{clock, note};
 use crate::launch::meet;
 use crate::plan::RunPlan;
@@ -32,8 +33,10 @@ use spmd_core::{Batch, Device};
 /// # Errors
 /// The failure to show, the same on every rank.
 pub fn train(args: &TrainArgs, cores: usize, comm: &Comm) -> Result<()> {
-    meet(comm, RunPlan::check_written(args))?;
-    let mut candidates = Candidates::find(args, comm)?;
+    // Which folder a run has is asked before what it goes on from, and only Umbra's own files can say.
+    let early = meet(comm, config::merge(args, None))?;
+    meet(comm, RunPlan::check_written(&early))?;
+    let mut candidates = Candidates::find(&early, comm)?;
     let baseline = crate::memory::resident();
     let session = loop {
         let from = candidates.next(comm)?;
@@ -77,7 +80,9 @@ impl Session {
         restoring: &mut bool,
     ) -> Result<Option<Self>> {
         let kept = from.as_ref().map(Checkpoint::kept);
-        let mut plan = meet(comm, RunPlan::resolve(args, comm.world(), cores, kept.as_ref()))?;
+        let lanes = kept.map_or(comm.world(), |kept| kept.lanes);
+        let merged = meet(comm, config::merge(args, Some(lanes)))?;
+        let mut plan = meet(comm, RunPlan::resolve(&merged, comm.world(), cores, kept.as_ref()))?;
         // Once sums were made in another order the state is no longer that of its lanes, whatever comes after.
         plan.different_bits |= from.as_ref().is_some_and(Checkpoint::has_different_bits);
         let prepared = meet(comm, Prepared::new(&plan, from.as_ref()))?;
@@ -143,15 +148,7 @@ impl Session {
         let started = clock();
         let (targets, batches) = prepared.step_data(step, plan, trainer.comm.rank())?;
         let data = clock() - started;
-        let hyper = Hyper {
-            lr: prepared.schedule.at(step),
-            beta1: plan.beta1,
-            beta2: plan.beta2,
-            eps: plan.eps,
-            weight_decay: plan.weight_decay,
-            max_norm: plan.clip,
-            seed: plan.seed,
-        };
+        let hyper = plan.hyper(&prepared.schedule, step);
         let first = self.from.as_ref().map_or(0, |checkpoint| checkpoint.state().step);
         let dump = plan.dump.as_ref().filter(|_| step == first);
         let report = match dump {
@@ -159,6 +156,9 @@ impl Session {
             Some(dir) => dumped_step(dir, &prepared.source, trainer, plan, &batches, targets, &hyper)?,
         };
         let report = report.map_err(|e| at_step(e.into(), step))?;
+        if step == first {
+            meet(&trainer.comm, held_as_planned(trainer))?;
+        }
         let seconds = clock() - started;
         let done = step + 1;
         let hashed = plan.hash_every.is_some_and(|every| done.is_multiple_of(every));
@@ -177,9 +177,19 @@ impl Session {
     }
 }
 
+/// After the first step: every buffer has the size and dtype that the start-up table and `umbra plan` say.
+fn held_as_planned(trainer: &Trainer<Mistral>) -> Result<()> {
+    trainer.check_held().map_err(|wrong| {
+        Failure::new(Exit::Bug, format!("the plan does not say what is held: {}", wrong.what))
+            .at(format!("rank {}", trainer.comm.rank()))
+            .expected(wrong.planned)
+            .found(wrong.found)
+    })
+}
+
 /// The trainer, every buffer allocated, weights still zero.
 fn build(plan: &RunPlan, prepared: &Prepared, device: &Device, comm: &Comm) -> Result<Trainer<Mistral>> {
-    let precision = plan.policy.precision();
+    let precision = plan.precision();
     let config = prepared.source.config.clone();
     let (rows, cols) = (plan.micro_batch, prepared.longest);
     let model = Mistral::new(device.clone(), config, precision.compute, rows, cols, plan.recompute);

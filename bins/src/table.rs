@@ -1,7 +1,7 @@
 //! Aligned tables and human units, and the start-up table made of them.
 
-use spmd_core::Policy;
 use spmd_core::precision::Rounding;
+use spmd_core::{Policy, Precision};
 use std::fmt::Write;
 
 /// Which side a column's text is flush with.
@@ -98,6 +98,10 @@ pub struct StartupFacts {
     pub params: u64,
     /// Precision policy.
     pub policy: Policy,
+    /// Its roles, with what was set beside it.
+    pub precision: Precision,
+    /// What steps the weights, in words.
+    pub optimizer: String,
     /// Ranks.
     pub world: usize,
     /// Ranks, stage, groups and lanes in words.
@@ -164,7 +168,7 @@ pub fn startup_table(facts: &StartupFacts) -> String {
         ],
         vec!["policy".to_owned(), format!("{}: {}", facts.policy, facts.policy.about())],
     ];
-    for line in roles(facts.policy) {
+    for line in roles(&facts.precision) {
         rows.push(vec![String::new(), line]);
     }
     rows.extend([
@@ -182,6 +186,7 @@ pub fn startup_table(facts: &StartupFacts) -> String {
             ),
         ],
         vec!["length".to_owned(), format!("{} steps, {} of the data", facts.steps, epochs(facts.epochs))],
+        vec!["optimizer".to_owned(), facts.optimizer.clone()],
         vec!["lr".to_owned(), facts.schedule.clone()],
         vec!["output".to_owned(), facts.out.clone()],
     ]);
@@ -195,8 +200,7 @@ pub fn startup_table(facts: &StartupFacts) -> String {
 }
 
 /// The dtype of each role, four to a line.
-fn roles(policy: Policy) -> Vec<String> {
-    let p = policy.precision();
+fn roles(p: &Precision) -> Vec<String> {
     let rounding = match p.rounding {
         Rounding::Nearest => "",
         Rounding::Stochastic => " (stochastic rounding)",

@@ -22,8 +22,10 @@ pub struct Footprint {
     pub partials: usize,
     /// A copy of this rank's part of the state, while it is saved in the background.
     pub snapshot: usize,
-    /// Data bytes sent to other ranks in a step, headers and scalars left out.
-    pub sent: u64,
+    /// Data bytes sent to other ranks in a step to gather weights, headers left out.
+    pub sent_weights: u64,
+    /// The same to add gradients up, scalars left out.
+    pub sent_gradients: u64,
 }
 
 impl Footprint {
@@ -31,7 +33,7 @@ impl Footprint {
     pub fn new(layout: &Layout, stages: &[Stage], precision: &Precision, sharding: &Sharding, accum: usize) -> Self {
         let passes = accum * sharding.passes(layout.grid.world);
         let [full, exchange, gradients, partials] = grad_bytes(layout, stages, precision, sharding);
-        let (gathered, sent) = gather_cost(layout, stages, precision.compute, sharding, passes);
+        let (gathered, sent_weights) = gather_cost(layout, stages, precision.compute, sharding, passes);
         let per_weight = precision.shadow.size() + 2 * precision.moments.size();
         Footprint {
             state: layout.shard_len() * per_weight,
@@ -41,7 +43,13 @@ impl Footprint {
             gradients,
             partials,
             snapshot: layout.slice_len() * per_weight,
-            sent: sent + grad_sent(layout, stages, precision, passes),
+            sent_weights,
+            sent_gradients: grad_sent(layout, stages, precision, passes),
         }
+    }
+
+    /// All data bytes sent to other ranks in a step.
+    pub fn sent(&self) -> u64 {
+        self.sent_weights + self.sent_gradients
     }
 }

@@ -130,6 +130,29 @@ impl Grads {
         })
     }
 
+    /// Bytes by use, as [`grad_bytes`] counts them, while nothing is on its way.
+    pub(crate) fn allocated(&self) -> [usize; 4] {
+        let pair = |pair: &Option<(Buffer, Buffer)>| {
+            pair.as_ref().map_or(0, |(send, recv)| send.allocated() + recv.allocated())
+        };
+        let sums = || self.sums.iter().chain(self.tied.iter().flatten());
+        let gathered = self.gathered.buffers.iter().flatten().chain(&self.gathered.spare);
+        let partials: usize = sums().filter_map(|sum| sum.partials.as_ref()).map(Partials::allocated).sum();
+        [
+            self.full.iter().map(Buffer::allocated).sum(),
+            pair(&self.exchange) + pair(&self.cross),
+            sums().map(|sum| sum.slice.allocated()).sum::<usize>()
+                + gathered.map(Buffer::allocated).sum::<usize>()
+                + self.reduced.allocated(),
+            partials + self.incoming.allocated(),
+        ]
+    }
+
+    /// The dtype in which micro-batches are added up.
+    pub(crate) fn accumulated_dtype(&self) -> Option<DType> {
+        self.sums.first().map(|sum| sum.slice.view().dtype())
+    }
+
     /// Forgets the last step's gradients.
     pub fn reset(&mut self) {
         self.pass = 0;

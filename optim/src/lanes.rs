@@ -62,6 +62,11 @@ impl Partials {
         Ok(Partials { tree, levels, fold: (tree.fold > 1).then(zeros).transpose()? })
     }
 
+    /// Bytes of all partial sums.
+    pub(crate) fn allocated(&self) -> usize {
+        self.levels.iter().chain(&self.fold).map(Buffer::allocated).sum()
+    }
+
     /// Where the sum over the lanes of `pass` is to be written, before [`Partials::add`].
     pub(crate) fn landing<'a>(&'a mut self, pass: usize, incoming: &'a mut Buffer) -> ViewMut<'a> {
         let (block, i) = (pass / self.tree.fold, pass % self.tree.fold);

@@ -4,7 +4,7 @@ use crate::clip::{clip_factor, fold_blocks};
 use crate::weights::Context;
 use crate::{Clock, Error, Grads, Layout, Result, Role, Sharding, State, UnitLayout, Weights};
 use collectives::Comm;
-use spmd_core::ops::{AdamW, AdamWScalars, BlockStats, SquaredNorm, StateHash};
+use spmd_core::ops::{BlockStats, OptimizerStep, Rule, SquaredNorm, StateHash, StepScalars};
 use spmd_core::{Batch, Device, Precision, Stage, UnitModel};
 
 /// Everything one rank trains with: the model and its activations, this rank's shards, and the buffers in between.
@@ -26,10 +26,10 @@ pub struct Trainer<M> {
     shard: Comm,
     /// The ranks that hold the same shard as this one.
     replicas: Comm,
-    precision: Precision,
-    stages: Vec<Stage>,
-    weights: Weights,
-    grads: Grads,
+    pub(crate) precision: Precision,
+    pub(crate) stages: Vec<Stage>,
+    pub(crate) weights: Weights,
+    pub(crate) grads: Grads,
     clock: Clock,
     sums: Vec<f64>,
     stats: Vec<BlockStats>,
@@ -51,16 +51,20 @@ macro_rules! context {
 /// What the optimizer does with a gradient, for one step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Hyper {
+    /// What becomes of it.
+    pub rule: Rule,
     /// Learning rate of this step.
     pub lr: f64,
-    /// β₁.
+    /// β₁ of this step; its bias is corrected as if it had always been this.
     pub beta1: f64,
-    /// β₂.
+    /// β₂ of this step.
     pub beta2: f64,
     /// Added to the denominator.
     pub eps: f64,
-    /// Decoupled weight decay.
+    /// Weight decay, decoupled or L2 as the rule says.
     pub weight_decay: f64,
+    /// Momentum of [`Rule::Sgd`].
+    pub momentum: f64,
     /// Largest gradient norm; 0 is off.
     pub max_norm: f64,
     /// Seed of stochastic rounding.
@@ -217,15 +221,16 @@ impl<M: UnitModel> Trainer<M> {
         }
     }
 
-    /// AdamW on this rank's shards.
+    /// The optimizer on this rank's shards.
     fn step_on_shadow(&mut self, hyper: &Hyper, clip_coef: f32) -> Result<()> {
         self.state.step += 1;
-        let scalars = AdamWScalars {
+        let scalars = StepScalars {
             lr: hyper.lr,
             beta1: hyper.beta1,
             beta2: hyper.beta2,
             eps: hyper.eps,
             weight_decay: hyper.weight_decay,
+            momentum: hyper.momentum,
             t: self.state.step,
             clip_coef,
             seed: hyper.seed,
@@ -236,13 +241,14 @@ impl<M: UnitModel> Trainer<M> {
             at += stats.len();
             let grad = self.grads.shard(&context!(self), u)?;
             let unit = &mut self.state.units[u];
-            self.device.adamw(AdamW {
+            self.device.optimizer_step(OptimizerStep {
                 shadow: unit.shadow.view_mut(),
                 exp_avg: unit.exp_avg.view_mut(),
                 exp_avg_sq: unit.exp_avg_sq.view_mut(),
                 grad,
                 pieces: &self.layout.pieces[u],
                 scalars,
+                rule: hyper.rule,
                 arithmetic: self.precision.arithmetic,
                 rounding: self.precision.rounding,
                 stats,

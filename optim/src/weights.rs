@@ -120,6 +120,17 @@ impl Weights {
         Ok(Gathered { views, count: stage.units.len() })
     }
 
+    /// Bytes of slots and send buffers, while nothing is on its way.
+    pub(crate) fn allocated(&self) -> usize {
+        let slots = self.slots.iter().filter_map(|slot| slot.buffer.as_ref());
+        slots.chain(&self.sends).map(Buffer::allocated).sum()
+    }
+
+    /// The dtype of what was gathered, if anything was.
+    pub(crate) fn dtype(&self) -> Option<DType> {
+        self.slots.iter().find_map(|slot| slot.buffer.as_ref()).map(|buffer| buffer.view().dtype())
+    }
+
     /// Forgets every gathered unit: the weights have changed.
     pub(crate) fn invalidate(&mut self) -> Result<()> {
         for i in 0..self.slots.len() {

@@ -5,13 +5,24 @@ mod toy;
 
 use collectives::threads;
 use optim::{Error, Hyper, Sharding, StepReport};
+use spmd_core::ops::Rule;
 use spmd_core::{Batch, Policy};
 use std::time::{Duration, Instant};
 use toy::{Answers, At, Shards, on_ranks};
 
 const WORLD: usize = 3;
 const ACCUM: u32 = 2;
-const HYPER: Hyper = Hyper { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1, max_norm: 1.0, seed: 5 };
+const HYPER: Hyper = Hyper {
+    rule: Rule::AdamW,
+    lr: 1e-3,
+    beta1: 0.9,
+    beta2: 0.999,
+    eps: 1e-8,
+    weight_decay: 0.1,
+    momentum: 0.0,
+    max_norm: 1.0,
+    seed: 5,
+};
 /// The step, lane and micro-batch in which something goes wrong. Step 0 leaves moments that are not zero.
 const BAD: At = At { lane: 2, step: 1, micro: 1 };
 

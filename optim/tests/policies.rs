@@ -1,4 +1,4 @@
-//! Contributions → sum over lanes → accumulation → clipping → AdamW, bit for bit, for every policy.
+//! Contributions → sum over lanes → accumulation → clipping → optimizer, bit for bit, for every policy.
 //!
 //! Loss curves cannot tell the policies' rounding points apart, so here a toy model hands in prescribed gradients and every
 //! number that comes out is compared with a scalar reference: gathered weights, accumulated gradients, shadow, both
@@ -10,7 +10,8 @@ mod reference;
 mod toy;
 
 use optim::{Footprint, Grid, Hyper, Layout, Sharding, StepReport};
-use reference::{Reference, Report, Settings, round, tree};
+use reference::{Reference, Report, Run, Settings, round, tree};
+use spmd_core::ops::Rule;
 use spmd_core::rng::mix;
 use spmd_core::{DType, Policy};
 use toy::{Answers, At, Shards, on_ranks};
@@ -64,13 +65,15 @@ fn loss(at: At) -> f64 {
     (x >> 11) as f64 / (1u64 << 53) as f64 * 1e3
 }
 
-fn hyper(s: Settings) -> Hyper {
+fn hyper(rule: Rule, s: Settings) -> Hyper {
     Hyper {
+        rule,
         lr: s.lr,
         beta1: reference::BETA1,
         beta2: reference::BETA2,
         eps: reference::EPS,
         weight_decay: s.weight_decay,
+        momentum: reference::MOMENTUM,
         max_norm: s.max_norm,
         seed: reference::SEED,
     }
@@ -108,14 +111,15 @@ impl On {
     }
 }
 
-fn train(policy: Policy, on: On, decay_norms: bool) -> Vec<Vec<Seen>> {
+fn train(how: Run, on: On, decay_norms: bool) -> Vec<Vec<Seen>> {
     on_ranks(on.world, |comm| {
-        let mut t = toy::trainer(comm, policy.precision(), on.sharding, decay_norms, ANSWERS);
+        let mut t = toy::trainer(comm, how.precision(), on.sharding, decay_norms, ANSWERS);
         let run = |(step, s): (usize, &Settings)| {
             let before = t.comm.sent_bytes();
-            let (report, grad) = toy::step(&mut t, step as u32, ACCUM, TARGETS, &hyper(*s));
+            let (report, grad) = toy::step(&mut t, step as u32, ACCUM, TARGETS, &hyper(how.rule, *s));
             let sent = t.comm.sent_bytes() - before;
             let (report, gathered) = (report.expect("finite"), t.model.gathered.clone());
+            t.check_held().expect("every buffer as the footprint says");
             let hash = t.state_hash().expect("copies that are the same");
             Seen { report, gathered, after: toy::shards(&t, grad), hash, sent }
         };
@@ -144,8 +148,8 @@ struct Expected {
     after: Reference,
 }
 
-fn reference(policy: Policy, lanes: usize, decay_norms: bool) -> Vec<Expected> {
-    let mut reference = Reference::new(policy, lanes as u32, decay_norms, ANSWERS);
+fn reference(how: Run, lanes: usize, decay_norms: bool) -> Vec<Expected> {
+    let mut reference = Reference::new(how, lanes as u32, decay_norms, ANSWERS);
     let step = |settings: &Settings| {
         let gathered = (0..reference.shadow.len()).map(|unit| reference.gathered(unit)).collect();
         let grads = reference.gradients(ACCUM);
@@ -157,13 +161,13 @@ fn reference(policy: Policy, lanes: usize, decay_norms: bool) -> Vec<Expected> {
 }
 
 /// Compares every number with the reference's; returns the state's hash after each step.
-fn check(policy: Policy, on: On, decay_norms: bool, expected: &[Expected]) -> Vec<u64> {
-    let ranks = train(policy, on, decay_norms);
+fn check(how: Run, on: On, decay_norms: bool, expected: &[Expected]) -> Vec<u64> {
+    let ranks = train(how, on, decay_norms);
     // Slices in the order in which they lie in a unit.
     let mut owners: Vec<usize> = (0..on.world).collect();
     owners.sort_by_key(|rank| (on.grid(*rank).position(), on.grid(*rank).replica()));
     for (step, expected) in expected.iter().enumerate() {
-        let name = |what: &str| format!("{policy}, {on:?}, decay_norms {decay_norms}, step {step}: {what}");
+        let name = |what: &str| format!("{how:?}, {on:?}, decay_norms {decay_norms}, step {step}: {what}");
         let seen = || ranks.iter().map(|rank| &rank[step]);
         for unit in 0..expected.grads.len() {
             for s in seen() {
@@ -186,86 +190,112 @@ fn check(policy: Policy, on: On, decay_norms: bool, expected: &[Expected]) -> Ve
             assert_eq!(report, expected.report, "{}", name("report"));
         }
     }
-    check_sent(policy, on, &ranks);
+    check_sent(how, on, &ranks);
     ranks[0].iter().map(|seen| seen.hash).collect()
 }
 
 /// Every rank sends what the footprint says, every step.
-fn check_sent(policy: Policy, on: On, ranks: &[Vec<Seen>]) {
+fn check_sent(how: Run, on: On, ranks: &[Vec<Seen>]) {
     let (units, stages) = (toy::units(), toy::stages());
     for (rank, steps) in ranks.iter().enumerate() {
         let layout = Layout::new(&units, on.grid(rank), false);
-        let expected = Footprint::new(&layout, &stages, &policy.precision(), &on.sharding, ACCUM as usize).sent;
-        steps.iter().for_each(|s| assert_eq!(s.sent, expected, "bytes sent under {policy}, {on:?}"));
+        let expected = Footprint::new(&layout, &stages, &how.precision(), &on.sharding, ACCUM as usize).sent();
+        steps.iter().for_each(|s| assert_eq!(s.sent, expected, "bytes sent under {how:?}, {on:?}"));
     }
 }
 
-fn check_all(policy: Policy) {
+fn check_all(how: Run) {
     for lanes in [1, 3, 4, 6] {
         for decay_norms in [false, true] {
-            check(policy, On::zero3(lanes), decay_norms, &reference(policy, lanes, decay_norms));
+            check(how, On::zero3(lanes), decay_norms, &reference(how, lanes, decay_norms));
         }
     }
-    check_few_ranks(policy);
-    check_stages(policy);
+    check_few_ranks(how);
+    check_stages(how);
 }
 
 /// Fewer ranks than lanes.
-fn check_few_ranks(policy: Policy) {
+fn check_few_ranks(how: Run) {
     for (lanes, worlds) in [(8, &[1, 2, 4][..]), (12, &[1, 3, 6]), (6, &[1, 3]), (5, &[1])] {
-        let expected = reference(policy, lanes, true);
-        let hashes: Vec<_> =
-            worlds.iter().map(|world| check(policy, On::few(lanes, *world), true, &expected)).collect();
-        assert!(hashes.iter().all(|h| *h == hashes[0]), "{policy}, {lanes} lanes: {hashes:x?}");
+        let expected = reference(how, lanes, true);
+        let hashes: Vec<_> = worlds.iter().map(|world| check(how, On::few(lanes, *world), true, &expected)).collect();
+        assert!(hashes.iter().all(|h| *h == hashes[0]), "{how:?}, {lanes} lanes: {hashes:x?}");
         assert!(hashes[0].windows(2).all(|w| w[0] != w[1]), "every step changes the state");
     }
 }
 
 /// Every stage and group, with weights that are kept or not.
-fn check_stages(policy: Policy) {
-    let expected = reference(policy, 4, false);
-    let hashes = check(policy, On::zero3(4), false, &expected);
+fn check_stages(how: Run) {
+    let expected = reference(how, 4, false);
+    let hashes = check(how, On::zero3(4), false, &expected);
     for (stage, groups) in [(0, &[1][..]), (1, &[1, 2, 4]), (2, &[2, 4]), (3, &[1, 2, 4])] {
         for (group, world) in groups.iter().flat_map(|g| [(*g, 2), (*g, 4)]).filter(|(g, w)| g <= w) {
             for reshard_after_forward in if stage == 3 { &[true, false][..] } else { &[false] } {
                 let sharding = Sharding { stage, group, lanes: 4, reshard_after_forward: *reshard_after_forward };
-                assert_eq!(check(policy, On { world, sharding }, false, &expected), hashes, "{policy} {sharding:?}");
+                assert_eq!(check(how, On { world, sharding }, false, &expected), hashes, "{how:?} {sharding:?}");
             }
         }
     }
     // A rank that holds everything may have any number of replicas.
     let sharding = Sharding { stage: 0, group: 1, lanes: 3, reshard_after_forward: false };
-    check(policy, On { world: 3, sharding }, false, &reference(policy, 3, false));
+    check(how, On { world: 3, sharding }, false, &reference(how, 3, false));
 }
 
 #[test]
 fn shadow() {
-    check_all(Policy::Shadow);
+    check_all(Policy::Shadow.into());
 }
 
 #[test]
 fn deepspeed() {
-    check_all(Policy::DeepSpeed);
+    check_all(Policy::DeepSpeed.into());
 }
 
 #[test]
 fn fsdp_mixed() {
-    check_all(Policy::FsdpMixed);
+    check_all(Policy::FsdpMixed.into());
 }
 
 #[test]
 fn fsdp_low() {
-    check_all(Policy::FsdpLow);
+    check_all(Policy::FsdpLow.into());
 }
 
 #[test]
 fn low_sr() {
-    check_all(Policy::LowSr);
+    check_all(Policy::LowSr.into());
 }
 
 #[test]
 fn fp32() {
-    check_all(Policy::Fp32);
+    check_all(Policy::Fp32.into());
+}
+
+/// What a file of an engine may ask for: DeepSpeed's wire, its accumulation, or both in fp32, and what no engine does.
+#[test]
+fn other_dtypes_on_a_gradients_way() {
+    const F32: DType = DType::F32;
+    const BF16: DType = DType::Bf16;
+    let cases = [
+        (Policy::DeepSpeed, [F32, BF16, BF16]),
+        (Policy::DeepSpeed, [BF16, BF16, F32]),
+        (Policy::DeepSpeed, [F32, F32, F32]),
+        (Policy::FsdpMixed, [F32, F32, F32]),
+        (Policy::FsdpLow, [F32, F32, BF16]),
+        (Policy::Fp32, [BF16, F32, BF16]),
+    ];
+    for (policy, gradients) in cases {
+        let how = Run { gradients: Some(gradients), ..policy.into() };
+        check_few_ranks(how);
+        check(how, On::zero3(3), false, &reference(how, 3, false));
+    }
+}
+
+#[test]
+fn momentum_is_one_more_rule() {
+    for policy in [Policy::Fp32, Policy::DeepSpeed, Policy::FsdpLow, Policy::LowSr] {
+        check_few_ranks(Run { rule: Rule::Sgd, ..policy.into() });
+    }
 }
 
 /// The contributions are such that another order, or a rounding too many or too few, would show.

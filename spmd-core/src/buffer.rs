@@ -45,6 +45,12 @@ impl Buffer {
         Ok(buffer)
     }
 
+    /// Bytes that were asked of the system, whatever part of them is in use.
+    pub fn allocated(&self) -> usize {
+        // Nothing at all cannot be mapped, so an empty buffer has one byte, which no dtype fits in.
+        if self.memory.len() == 1 { 0 } else { self.memory.len() }
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.len

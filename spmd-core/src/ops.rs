@@ -24,7 +24,7 @@ pub use hash::StateHash;
 pub use linear::{LinearBackwardInput, LinearBackwardWeight, LinearForward};
 pub use loss::CrossEntropy;
 pub use norm::{RmsNormBackward, RmsNormForward};
-pub use optimizer::{AdamW, AdamWScalars, BlockStats, Piece, SquaredNorm};
+pub use optimizer::{BlockStats, OptimizerStep, Piece, Rule, SquaredNorm, StepScalars};
 pub use reduce::OrderedSum;
 pub use rope::Rope;
 pub use swiglu::{SwiGluBackward, SwiGluForward};
@@ -57,7 +57,7 @@ macro_rules! every_op {
             cross_entropy(CrossEntropy),
             ordered_sum(OrderedSum),
             squared_norm(SquaredNorm),
-            adamw(AdamW),
+            optimizer_step(OptimizerStep),
             state_hash(StateHash),
         }
     };

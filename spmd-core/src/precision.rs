@@ -3,14 +3,16 @@
 use crate::DType;
 use DType::{Bf16, F32};
 
-/// How the optimizer's own arithmetic rounds.
+/// How the optimizer's own arithmetic rounds. The fp32 forms differ for Adam alone; gradient descent has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Arithmetic {
-    /// torch AdamW in fp32: decay the weight first, then step; one rounding to storage at the end.
+    /// torch's in fp32: decay the weight first, then step; one rounding to storage at the end.
     Fp32Torch,
     /// DeepSpeed's FusedAdam in fp32: decay folded into the update, one subtraction.
     Fp32Fused,
-    /// torch AdamW on bf16 tensors: every operation reads bf16, computes in fp32 and writes bf16.
+    /// DeepSpeed's CPUAdam in fp32: powers of β as running fp32 products, the square root times a reciprocal.
+    Fp32Cpu,
+    /// torch's on bf16 tensors: every operation reads bf16, computes in fp32 and writes bf16.
     Bf16PerOp,
 }
 

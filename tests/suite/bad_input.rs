@@ -85,7 +85,7 @@ fn settings_that_contradict_each_other() {
 
 #[test]
 fn flags_of_later_versions_are_refused_by_name() {
-    let flags = "--config x.json|--eval-data x.jsonl|--eval-every 5|--tensorboard|--pack on|--device cuda";
+    let flags = "--config x.json|--eval-data x.jsonl|--eval-every 5|--pack on|--device cuda";
     for (i, flag) in flags.split('|').enumerate() {
         let args: Vec<&str> = flag.split(' ').collect();
         refused(ranks_of(i), &args, 2, &[args[0], "later version", "try:"]);

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use umbra_tests::broken::Copy;
 use umbra_tests::cases::uneven_rows;
 use umbra_tests::runs::{
-    Recipe, assert_same_end, assert_same_state, checkpoint, names, of_checkpoint, run_json, steps,
+    Recipe, assert_same_end, assert_same_state, checkpoint, copy, names, of_checkpoint, run_json, steps,
 };
 use umbra_tests::tensors::{Tensors, same_bits};
 use umbra_tests::{Metrics, Output, folder, model};
@@ -211,6 +211,20 @@ fn a_finished_run_is_made_longer() {
     base.recipe.run(1, &out, &format!("{longer} --override length"));
     assert_eq!(Metrics::read(&out).0.len(), 12);
     assert_same_end(&whole, &out, "8 and 4 steps");
+}
+
+/// A finished run has its model to write again, if somebody has removed it.
+#[test]
+fn a_removed_model_is_written_again() {
+    let base = Base::new(("", ""));
+    let (whole, out) = (base.path("base"), base.path("copy"));
+    copy(&whole, &out);
+    fs::remove_dir_all(out.join("model")).expect("the model removed");
+    let output = base.recipe.run(1, &out, &base.flags);
+    assert!(output.stderr.contains("8 steps made"), "{}", output.stderr);
+    assert_same_end(&whole, &out, "a model written again");
+    let again = base.recipe.run(1, &out, &base.flags);
+    assert!(!again.stderr.contains("steps made"), "finished, and nothing to do: {}", again.stderr);
 }
 
 #[test]

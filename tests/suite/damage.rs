@@ -136,6 +136,22 @@ fn damage_is_named_and_passed_over_only_when_told() {
     }
 }
 
+/// What is wrong with the rows is no damage of a checkpoint.
+#[test]
+fn bad_rows_do_not_make_a_run_pass_a_checkpoint_over() {
+    let stopped = Stopped::new("");
+    let out = stopped.again("out");
+    fs::write(stopped.recipe.data.path(), "{\"input_ids\": [1, 2\n").expect("other rows");
+    for told in ["", "--resume auto"] {
+        let output = stopped.recipe.attempt(1, &out, told);
+        assert_eq!(output.code, Some(3), "{}", output.stderr);
+        let said = message(&output);
+        assert!(said.contains(&stopped.recipe.data.path().display().to_string()), "{said}");
+        assert!(!output.stderr.contains("passed over") && !said.contains("--resume auto"), "{}", output.stderr);
+        assert_eq!(steps(&out), [2, 4]);
+    }
+}
+
 #[test]
 fn damage_is_passed_over_by_all_ranks_together() {
     let stopped = Stopped::new("--checkpoint-files per-rank");

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod changed;
+mod config;
 mod curves;
 mod damage;
 mod failures;

@@ -3,7 +3,11 @@
 //! Every value is optional here, so that [`crate::plan`] can tell a flag from a default; defaults live there, and a test
 //! holds the figures in these help texts to them.
 
-use super::values::{self, CheckpointFiles, DeviceArg, Recompute, ResumeArg, SaveFailure, ScheduleKind, Switch};
+use super::values::{
+    self, CheckpointFiles, ClipFormArg, DTypeArg, DeviceArg, OptimizerForm, OptimizerKind, Recompute, ResumeArg,
+    SaveFailure, ScheduleKind, ScheduleStepping, Switch,
+};
+use crate::config::Files;
 use clap::Args;
 use spmd_core::Policy;
 use std::path::PathBuf;
@@ -63,9 +67,13 @@ pub struct TrainArgs {
     /// Evaluate every N steps (not built yet)
     #[arg(long, value_name = "N", visible_alias = "eval-steps", help_heading = MODEL)]
     pub eval_every: Option<u64>,
-    /// DeepSpeed JSON, Accelerate YAML or umbra TOML (not built yet)
+    /// DeepSpeed JSON, Accelerate YAML or Umbra TOML, told apart by content; flags beat files
     #[arg(long, value_name = "FILE", num_args = 1.., help_heading = MODEL)]
     pub config: Vec<PathBuf>,
+    /// What a file cannot say of the program it was written for: deepspeed=0.14, accelerate=0.28, load=bf16
+    /// [default: the newest releases; weights loaded in config.json's dtype]
+    #[arg(long, value_name = "NAME=VALUE", num_args = 1.., help_heading = MODEL)]
+    pub assume: Vec<String>,
 
     /// Rows of a micro-batch, per lane [default: 1]
     #[arg(long, value_name = "N", visible_alias = "per-device-train-batch-size", help_heading = BATCH)]
@@ -92,21 +100,34 @@ pub struct TrainArgs {
     /// The rate after warm-up; 0 is a valid run [default: 1e-5]
     #[arg(long, value_name = "X", visible_alias = "learning-rate", help_heading = OPTIMIZER, allow_hyphen_values = true)]
     pub lr: Option<f64>,
-    /// AdamW's decay of the running mean of gradients [default: 0.9]
+    /// Adam's decay of the running mean of gradients [default: 0.9]
     #[arg(long, value_name = "X", visible_alias = "adam-beta1", help_heading = OPTIMIZER, allow_hyphen_values = true)]
     pub beta1: Option<f64>,
-    /// AdamW's decay of the running mean of squared gradients [default: 0.999]
+    /// Adam's decay of the running mean of squared gradients [default: 0.999]
     #[arg(long, value_name = "X", visible_alias = "adam-beta2", help_heading = OPTIMIZER, allow_hyphen_values = true)]
     pub beta2: Option<f64>,
-    /// Added to AdamW's denominator [default: 1e-8]
+    /// Added to Adam's denominator [default: 1e-8]
     #[arg(long, value_name = "X", visible_alias = "adam-epsilon", help_heading = OPTIMIZER, allow_hyphen_values = true)]
     pub eps: Option<f64>,
-    /// AdamW's decoupled weight decay, on matrices [default: 0]
+    /// Weight decay, on matrices: decoupled under adamw, else added to the gradient [default: 0]
     #[arg(long, value_name = "X", help_heading = OPTIMIZER, allow_hyphen_values = true)]
     pub weight_decay: Option<f64>,
     /// Decay the gains of the norms too
     #[arg(long, help_heading = OPTIMIZER)]
     pub decay_norms: bool,
+    /// What steps: adamw, adam (decay added to the gradient) or sgd [default: adamw]
+    #[arg(long, value_name = "NAME", visible_alias = "optim", help_heading = OPTIMIZER, hide_possible_values = true)]
+    pub optimizer: Option<OptimizerKind>,
+    /// Whose arithmetic the optimizer has: torch's, DeepSpeed's FusedAdam (fused) or its CPUAdam (cpu)
+    /// [default: the policy's]
+    #[arg(long, value_name = "torch|fused|cpu", help_heading = OPTIMIZER, hide_possible_values = true)]
+    pub optimizer_form: Option<OptimizerForm>,
+    /// SGD's momentum [default: 0]
+    #[arg(long, value_name = "X", help_heading = OPTIMIZER, allow_hyphen_values = true)]
+    pub momentum: Option<f64>,
+    /// Whose form the clipping factor has: torch or deepspeed, equal but for rounding [default: the policy's]
+    #[arg(long, value_name = "torch|deepspeed", help_heading = OPTIMIZER, hide_possible_values = true)]
+    pub clip_form: Option<ClipFormArg>,
     /// Scale the gradient down to this norm if it is longer; 0 is off [default: 1]
     #[arg(long, value_name = "X", visible_alias = "max-grad-norm", help_heading = OPTIMIZER, allow_hyphen_values = true)]
     pub clip: Option<f64>,
@@ -126,10 +147,26 @@ pub struct TrainArgs {
     /// Steps over which wsd decays [default: the last 20 % of the run]
     #[arg(long, value_name = "N", help_heading = SCHEDULE)]
     pub decay_steps: Option<u64>,
+    /// Parameters of an engine's schedule, by the engine's names: warmup_num_steps=100 total_num_steps=auto
+    #[arg(long, value_name = "NAME=VALUE", num_args = 1.., help_heading = SCHEDULE)]
+    pub schedule_params: Vec<String>,
+    /// How often a schedule of transformers is stepped for each optimizer step: once, or per-lane as Accelerate does
+    /// [default: once]
+    #[arg(long, value_name = "once|per-lane", help_heading = SCHEDULE, hide_possible_values = true)]
+    pub schedule_stepping: Option<ScheduleStepping>,
 
     /// Which dtype each number is kept in [default: shadow]
     #[arg(long, value_name = "NAME", value_parser = values::policy(), help_heading = PRECISION)]
     pub policy: Option<Policy>,
+    /// The dtype a gradient is rounded to before it is summed over lanes [default: the policy's]
+    #[arg(long, value_name = "bf16|fp32", help_heading = PRECISION, hide_possible_values = true)]
+    pub wire: Option<DTypeArg>,
+    /// The dtype the finished sum over lanes is rounded to [default: the policy's]
+    #[arg(long, value_name = "bf16|fp32", help_heading = PRECISION, hide_possible_values = true)]
+    pub reduced: Option<DTypeArg>,
+    /// The dtype gradients are added up in over micro-batches [default: the policy's]
+    #[arg(long, value_name = "bf16|fp32", help_heading = PRECISION, hide_possible_values = true)]
+    pub accumulate: Option<DTypeArg>,
 
     /// ZeRO stage: 0 shards nothing, 1 the optimizer state, 2 gradients too, 3 weights too [default: 3]
     #[arg(long, value_name = "0..3", help_heading = LAYOUT)]
@@ -166,7 +203,7 @@ pub struct TrainArgs {
     /// Write logits and every gradient of the first step here, as safetensors
     #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
     pub dump: Option<PathBuf>,
-    /// Write TensorBoard events (not built yet)
+    /// Also write the metrics as TensorBoard event files, into OUT/tensorboard
     #[arg(long, help_heading = OUTPUT)]
     pub tensorboard: bool,
 
@@ -193,9 +230,42 @@ pub struct TrainArgs {
     /// Settings that may differ from those of the checkpoint a run goes on from
     #[arg(long = "override", value_name = "NAME", num_args = 1.., help_heading = SAVING)]
     pub overrides: Vec<String>,
+
+    /// What was written, so that files can be put below it.
+    #[arg(skip)]
+    pub matches: clap::ArgMatches,
+    /// Flags that come after those, written by `umbra compare` for each of its runs.
+    #[arg(skip)]
+    pub later: Vec<String>,
+    /// What the files of --config have set.
+    #[arg(skip)]
+    pub files: Files,
+}
+
+/// A flag as configuration files spell it.
+#[derive(Debug, Clone)]
+pub(crate) struct Flag {
+    /// The long name.
+    pub(crate) name: String,
+    /// The long name and its aliases.
+    pub(crate) spellings: Vec<String>,
+    /// Whether a value follows it.
+    pub(crate) takes_value: bool,
 }
 
 impl TrainArgs {
+    /// Every flag.
+    pub(crate) fn flags() -> Vec<Flag> {
+        let command = TrainArgs::augment_args(clap::Command::new("train"));
+        let flag = |arg: &clap::Arg| {
+            let name = arg.get_long()?.to_owned();
+            let aliases = arg.get_all_aliases().unwrap_or_default();
+            let spellings = std::iter::once(name.as_str()).chain(aliases).map(str::to_owned).collect();
+            Some(Flag { spellings, takes_value: arg.get_action().takes_values(), name })
+        };
+        command.get_arguments().filter_map(flag).collect()
+    }
+
     /// The field that a long flag sets, whichever of its spellings is given: `learning-rate` sets `lr`.
     pub(crate) fn field_of(flag: &str) -> Option<String> {
         let command = TrainArgs::augment_args(clap::Command::new("train"));

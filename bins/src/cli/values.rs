@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 /// The learning rate's course after warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum ScheduleKind {
     /// The same all the way
     #[value(alias = "constant_with_warmup", alias = "constant-with-warmup")]
@@ -19,6 +19,22 @@ pub enum ScheduleKind {
     /// Warm-up, stable, decay: constant, then a straight line to --min-lr over --decay-steps
     #[value(alias = "warmup_stable_decay", alias = "warmup-stable-decay")]
     Wsd,
+    /// transformers' constant with its warm-up, j/N at step j: the first step is made at 0
+    HfConstant,
+    /// transformers' linear
+    HfLinear,
+    /// transformers' cosine
+    HfCosine,
+    /// DeepSpeed's WarmupLR (parameters: --schedule-params)
+    WarmupLr,
+    /// DeepSpeed's WarmupDecayLR
+    WarmupDecayLr,
+    /// DeepSpeed's WarmupCosineLR
+    WarmupCosineLr,
+    /// DeepSpeed's OneCycle
+    OneCycle,
+    /// DeepSpeed's LRRangeTest
+    LrRangeTest,
 }
 
 impl ScheduleKind {
@@ -29,6 +45,14 @@ impl ScheduleKind {
             ScheduleKind::Linear => "linear",
             ScheduleKind::Cosine => "cosine",
             ScheduleKind::Wsd => "wsd",
+            ScheduleKind::HfConstant => "hf-constant",
+            ScheduleKind::HfLinear => "hf-linear",
+            ScheduleKind::HfCosine => "hf-cosine",
+            ScheduleKind::WarmupLr => "warmup-lr",
+            ScheduleKind::WarmupDecayLr => "warmup-decay-lr",
+            ScheduleKind::WarmupCosineLr => "warmup-cosine-lr",
+            ScheduleKind::OneCycle => "one-cycle",
+            ScheduleKind::LrRangeTest => "lr-range-test",
         }
     }
 }
@@ -37,6 +61,62 @@ impl std::fmt::Display for ScheduleKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(self.name())
     }
+}
+
+/// How often a schedule of transformers is stepped for each optimizer step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScheduleStepping {
+    /// Once, as transformers' Trainer does
+    Once,
+    /// Once for each lane, as Accelerate's wrapper does without split_batches
+    PerLane,
+}
+
+/// What steps the weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerKind {
+    /// Adam with decoupled weight decay
+    #[value(name = "adamw")]
+    AdamW,
+    /// Adam with the decay added to the gradient (L2)
+    Adam,
+    /// Gradient descent with momentum
+    Sgd,
+}
+
+/// Whose arithmetic the optimizer has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerForm {
+    /// torch's, one operation after the other
+    Torch,
+    /// DeepSpeed's FusedAdam
+    Fused,
+    /// DeepSpeed's CPUAdam
+    Cpu,
+}
+
+/// Whose form the clipping factor has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ClipFormArg {
+    /// min(1, c / (n + 1e-6))
+    Torch,
+    /// 1 / max(1, (n + 1e-6) / c)
+    #[value(name = "deepspeed")]
+    DeepSpeed,
+}
+
+/// A dtype of a gradient on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DTypeArg {
+    /// bfloat16
+    Bf16,
+    /// float32
+    Fp32,
 }
 
 /// `on` or `off`.

@@ -1,7 +1,7 @@
 //! Values that mean nothing, and pairs of flags that contradict each other.
 
 use super::{Length, RunPlan};
-use crate::cli::{ResumeArg, ScheduleKind, TrainArgs, at_least_one, bad_value, sane_threads};
+use crate::cli::{ResumeArg, TrainArgs, at_least_one, bad_value, sane_threads};
 use crate::{Failure, Result};
 
 /// Checks what can be said of each flag alone, and flags that exclude each other.
@@ -41,14 +41,6 @@ pub(super) fn written(args: &TrainArgs) -> Result<()> {
     if let (Some(steps), Some(ratio)) = (args.warmup_steps, args.warmup_ratio) {
         return Err(excluded(format!("--warmup-steps {steps}"), format!("--warmup-ratio {ratio}"), "the warm-up"));
     }
-    if let Some(decay) = args.decay_steps.filter(|_| args.schedule != Some(ScheduleKind::Wsd)) {
-        let schedule = args.schedule.unwrap_or(ScheduleKind::Constant).name();
-        return Err(Failure::usage(format!("--decay-steps {decay} has no meaning under --schedule {schedule}"))
-            .at("--decay-steps")
-            .expected("--schedule wsd")
-            .found(format!("--schedule {schedule}"))
-            .hint("add --schedule wsd, or leave --decay-steps out"));
-    }
     if let (Some(every), Some(0)) = (args.save_every, args.keep) {
         return Err(Failure::usage(format!("--save-every {every} contradicts --keep 0, which writes no checkpoints"))
             .at("--save-every, --keep")
@@ -74,6 +66,7 @@ fn numbers(args: &TrainArgs) -> Result<()> {
         ("--epochs", args.epochs, positive, "a number above 0"),
         ("--beta1", args.beta1, decay, "a number from 0 up to, but not including, 1"),
         ("--beta2", args.beta2, decay, "a number from 0 up to, but not including, 1"),
+        ("--momentum", args.momentum, decay, "a number from 0 up to, but not including, 1"),
         ("--warmup-ratio", args.warmup_ratio, share, "a share of the run, from 0 to 1"),
     ];
     for (flag, value, fits, expected) in ranges {
@@ -131,7 +124,7 @@ pub(super) fn resolved(plan: &RunPlan) -> Result<()> {
     }
     if let Length::Steps(total) = plan.length {
         // Checked again by whoever turns epochs into steps.
-        plan.decay_steps(total)?;
+        plan.schedule(total)?;
     }
     Ok(())
 }

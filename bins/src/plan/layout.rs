@@ -23,7 +23,7 @@ pub(super) struct Layout {
 ///
 /// # Errors
 /// A usage failure naming the flag and the values that fit.
-pub(super) fn resolve(args: &TrainArgs, world: usize, kept: Option<&Kept>, set: &mut Settings) -> Result<Layout> {
+pub(super) fn resolve(args: &TrainArgs, world: usize, kept: Option<&Kept>, set: &mut Settings<'_>) -> Result<Layout> {
     at_least_one("--lanes", args.lanes)?;
     at_least_one("--shard-group", args.shard_group)?;
     if let Some(stage) = args.stage.filter(|stage| *stage > 3) {

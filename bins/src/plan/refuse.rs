@@ -9,7 +9,6 @@ use crate::{Failure, Result};
 /// A usage failure naming the first such flag and what to use instead.
 pub(super) fn later_versions(args: &TrainArgs) -> Result<()> {
     let unbuilt = [
-        (!args.config.is_empty(), "--config", "", "write the settings as flags"),
         (
             !args.eval_data.is_empty(),
             "--eval-data",
@@ -17,7 +16,6 @@ pub(super) fn later_versions(args: &TrainArgs) -> Result<()> {
             "watch the training loss, or train with --lr 0 on the other rows",
         ),
         (args.eval_every.is_some(), "--eval-every", "", "leave it out: there is no evaluation yet"),
-        (args.tensorboard, "--tensorboard", "", "read OUT/metrics.jsonl, one JSON object a step"),
         (args.pack == Some(Switch::On), "--pack", " on", "--pack off; plain text is cut into full windows anyway"),
         (args.device == Some(DeviceArg::Cuda), "--device", " cuda", "--device cpu"),
     ];

@@ -2,6 +2,7 @@
 
 use super::{ModelSource, Origin, RunPlan};
 use crate::cli::TrainArgs;
+use crate::nearest::nearest;
 use crate::{Failure, Result};
 use serde_json::Value;
 use std::fmt;
@@ -9,9 +10,10 @@ use std::path::Path;
 
 /// Settings that never alter the result. `data`, `seq_len` and `truncate` do, but only through the rows they make, which
 /// are compared by their hash.
-const FREE: [&str; 20] = [
+const FREE: [&str; 21] = [
     "threads",
     "log_every",
+    "tensorboard",
     "dump",
     "out",
     "resume",
@@ -31,6 +33,15 @@ const FREE: [&str; 20] = [
     "seq_len",
     "truncate",
 ];
+
+/// Whether a setting never alters the result.
+pub(crate) fn is_free(name: &str) -> bool {
+    FREE.contains(&name)
+}
+
+/// Settings whose defaults follow another setting, which is compared itself: while nobody sets them, a change of theirs
+/// is a consequence and not one more change.
+const FOLLOWING: [&str; 5] = ["wire", "reduced", "accumulate", "clip_form", "optimizer_form"];
 
 /// A checkpoint's place in the data counts steps of this many rows, so it cannot change.
 const STEP_ROWS: &str = "global_batch";
@@ -59,8 +70,13 @@ pub fn changes(old: &Value, new: &RunPlan) -> Vec<Change> {
     let new = new.to_json();
     let settings = new["settings"].as_object().into_iter().flatten();
     let altering = settings.filter(|(name, _)| !FREE.contains(&name.as_str()));
+    let follows = |name: &str, old: &Value, new: &Value| {
+        FOLLOWING.contains(&name) && [old, new].iter().all(|setting| setting["from"] == "default")
+    };
     altering
-        .filter_map(|(name, setting)| Some((name, old.get(name)?.get("value")?, &setting["value"])))
+        .filter_map(|(name, setting)| Some((name, old.get(name)?, setting)))
+        .filter(|(name, old, new)| !follows(name, old, new))
+        .filter_map(|(name, old, new)| Some((name, old.get("value")?, &new["value"])))
         .filter(|(name, old, new)| old != new && !(*name == "model" && same_model(old, new)))
         .map(|(name, old, new)| Change { name: name.clone(), old: old.clone(), new: new.clone() })
         .collect()
@@ -125,8 +141,9 @@ pub(super) fn overrides(written: &[String], settings: &[(&'static str, Origin)])
     Ok(names)
 }
 
-/// `--learning-rate`, `learning-rate` and `learning_rate` set `lr`; what is no flag keeps its name.
-fn setting_of(text: &str) -> String {
+/// The name in run.json of what a flag sets: `--learning-rate`, `learning-rate` and `learning_rate` set `lr`; what is no
+/// flag keeps its name.
+pub(crate) fn setting_of(text: &str) -> String {
     let flag = text.trim_start_matches('-').replace('_', "-");
     let field = TrainArgs::field_of(&flag).unwrap_or_else(|| flag.replace('-', "_"));
     match field.as_str() {
@@ -140,13 +157,11 @@ fn setting_of(text: &str) -> String {
 
 fn unknown(text: &str, name: &str, settings: &[(&'static str, Origin)]) -> Failure {
     let altering = || settings.iter().map(|(known, _)| *known).filter(|known| !FREE.contains(known));
-    let nearest = altering().map(|known| (distance(name, known), known)).min();
-    // A third of the letters wrong, or one of a short name, is still a slip of the pen.
-    let slip = nearest.filter(|(d, _)| *d <= (name.chars().count() / 3).max(1));
+    let slip = nearest(name, altering());
     let mut names: Vec<&str> = altering().filter(|known| *known != STEP_ROWS).collect();
     names.sort_unstable();
     let hint = match slip {
-        Some((_, known)) => format!("did you mean --override {known}?"),
+        Some(known) => format!("did you mean --override {known}?"),
         None => "run.json of the run has every setting by name".to_owned(),
     };
     Failure::usage(format!("--override {text}: there is no such setting"))
@@ -154,21 +169,6 @@ fn unknown(text: &str, name: &str, settings: &[(&'static str, Origin)]) -> Failu
         .expected(format!("one of {}", names.join(", ")))
         .found(text)
         .hint(hint)
-}
-
-/// Letters to insert, remove or replace to turn `a` into `b` (Levenshtein's distance), a row of the table at a time.
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.chars().enumerate() {
-            let replaced = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[row.len() - 1]
 }
 
 #[cfg(test)]

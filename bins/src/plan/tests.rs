@@ -1,6 +1,7 @@
 //! Settings resolved, and contradictions refused.
 
 use super::*;
+use crate::Failure;
 use crate::cli::{Command, parse};
 
 pub(super) fn args(line: &str) -> TrainArgs {
@@ -120,11 +121,9 @@ fn global_batch_sets_accumulation() {
 #[test]
 fn what_comes_later_is_refused_by_name() {
     let cases = [
-        ("--config ds.json", "--config"),
         ("--device cuda", "--device cuda"),
         ("--eval-data e.jsonl", "--eval-data"),
         ("--eval-every 5", "--eval-every"),
-        ("--tensorboard", "--tensorboard"),
         ("--pack on", "--pack on"),
     ];
     for (line, name) in cases {

@@ -13,6 +13,7 @@ use crate::metrics::MetricsWriter;
 use crate::plan::resume::{Change, changes};
 use crate::plan::{Resume, RunPlan};
 use crate::source::Source;
+use crate::tensorboard::EventWriter;
 use crate::{Failure, Result};
 use collectives::Comm;
 use models::Mistral;
@@ -130,6 +131,7 @@ impl Output {
         if !self.root {
             return Ok(());
         }
+        plan.files.notes().iter().for_each(note);
         note(recorder.startup_table());
         let step = from.map_or(0, |(checkpoint, _)| checkpoint.state().step);
         if let Some((checkpoint, seconds)) = from {
@@ -151,7 +153,12 @@ impl Output {
                 self.dir.join("metrics.jsonl").display()
             ));
         }
-        recorder.write_to(MetricsWriter::open(&self.dir, plan.save_failure == SaveFailure::Continue)?);
+        let waits = plan.save_failure == SaveFailure::Continue;
+        let mut metrics = MetricsWriter::open(&self.dir, waits)?;
+        if plan.tensorboard {
+            metrics = metrics.with_events(EventWriter::open(&self.dir, step, waits)?);
+        }
+        recorder.write_to(metrics);
         Ok(())
     }
 
@@ -366,7 +373,7 @@ fn resumption(checkpoint: &Checkpoint, seconds: f64, plan: &RunPlan, changes: &[
     for change in changes {
         text += &format!("\n  overridden  {change}");
     }
-    let (old, new) = (state.dtypes, plan.policy.precision());
+    let (old, new) = (state.dtypes, plan.precision());
     let wide = |dtype| dtype == crate::hf::FileDType::F32;
     for (what, old, new) in [("weights", old.shadow, new.shadow), ("moments", old.exp_avg, new.moments)] {
         if wide(old) && !wide(new.into()) {

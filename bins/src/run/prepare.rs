@@ -2,18 +2,17 @@
 //! and the memory it will take.
 
 use super::resume::Checkpoint;
-use crate::cli::ScheduleKind;
 use crate::data::{Dataset, Limits, Sampler};
 use crate::plan::{Length, ModelSource, RunPlan, defaults};
 use crate::source::Source;
 use crate::table::StageFacts;
 use crate::{Exit, Failure, Result, memory, table, tiny};
 use collectives::Comm;
-use models::activation_bytes;
-use optim::{Footprint, Grid, Layout, Schedule, Shape, Sharding};
-use spmd_core::Batch;
+use models::{Config, activation_bytes};
+use optim::{Footprint, Grid, Layout, Schedule, Sharding};
 use spmd_core::backend::scratch_bytes;
 use spmd_core::ops::AttentionShape;
+use spmd_core::{Batch, UnitSpec};
 
 /// What a run works on.
 #[derive(Debug)]
@@ -63,8 +62,8 @@ impl Prepared {
             Length::Epochs(epochs) => ((epochs * sampler.steps_per_epoch() as f64).ceil() as u64).max(1),
         };
         check_targets(&mut sampler, steps)?;
-        let schedule = schedule(plan, steps)?;
-        let segments = segments(plan, &source, longest, plan.sharding())?;
+        let schedule = plan.schedule(steps)?;
+        let segments = segments(plan, &source.config, source.units(), longest, plan.sharding())?;
         let stages = stages(plan, &source, longest)?;
         Ok(Prepared { source, sampler, longest, steps, schedule, segments, stages })
     }
@@ -127,7 +126,7 @@ impl Prepared {
         if plan.stage < 3 || plan.shard_group < plan.world || !plan.reshard_after_forward {
             return "--stage 3 over all ranks gives the same result and needs the least memory";
         }
-        if plan.policy.precision().shadow == spmd_core::DType::F32 {
+        if plan.precision().shadow == spmd_core::DType::F32 {
             return "more ranks on more machines, or --policy low-sr, whose weights and moments take half";
         }
         "more ranks on more machines, or a smaller model"
@@ -142,11 +141,11 @@ const CHECKPOINT_SCRATCH: usize = 8 << 20;
 /// What each rank holds under `sharding`, by segment, the process itself left out.
 pub(crate) fn segments(
     plan: &RunPlan,
-    source: &Source,
+    config: &Config,
+    units: &[UnitSpec],
     longest: usize,
     sharding: Sharding,
 ) -> Result<Vec<(String, u64)>> {
-    let config = &source.config;
     let attention = AttentionShape {
         batch: plan.micro_batch,
         seq_len: longest,
@@ -155,8 +154,8 @@ pub(crate) fn segments(
         head_dim: config.head_dim,
         window: config.sliding_window,
     };
-    let precision = plan.policy.precision();
-    let cost = footprint(plan, source, sharding)?;
+    let precision = plan.precision();
+    let cost = footprint(plan, config, units, sharding)?;
     let tokens = plan.micro_batch * longest;
     let gathered = if sharding.keeps_weights() { "gathered weights, all units" } else { "gathered units" };
     let full = if sharding.keeps_gradients() { "full gradients, all units" } else { "full gradient" };
@@ -177,11 +176,12 @@ pub(crate) fn segments(
     Ok(segments.into_iter().filter(here).map(|(name, n)| (name.to_owned(), n as u64)).collect())
 }
 
-fn footprint(plan: &RunPlan, source: &Source, sharding: Sharding) -> Result<Footprint> {
+/// Bytes held and sent by the largest rank under `sharding`.
+pub(crate) fn footprint(plan: &RunPlan, config: &Config, units: &[UnitSpec], sharding: Sharding) -> Result<Footprint> {
     let grid = sharding.grid(0, plan.world)?;
-    let layout = Layout::new(source.units(), grid, plan.decay_norms);
-    let stages = models::params::stages(&source.config);
-    Ok(Footprint::new(&layout, &stages, &plan.policy.precision(), &sharding, plan.accum))
+    let layout = Layout::new(units, grid, plan.decay_norms);
+    let stages = models::params::stages(config);
+    Ok(Footprint::new(&layout, &stages, &plan.precision(), &sharding, plan.accum))
 }
 
 /// Memory and traffic of every stage on these ranks, everything else as it is.
@@ -199,8 +199,14 @@ fn stages(plan: &RunPlan, source: &Source, longest: usize) -> Result<Vec<StageFa
                 Sharding { stage, group, reshard_after_forward: stage == 3, ..own }
             }
         };
-        let bytes = segments(plan, source, longest, sharding)?.iter().map(|(_, n)| n).sum();
-        Ok(StageFacts { stage, bytes, sent: footprint(plan, source, sharding)?.sent, chosen: stage == own.stage })
+        let (config, units) = (&source.config, source.units());
+        let bytes = segments(plan, config, units, longest, sharding)?.iter().map(|(_, n)| n).sum();
+        Ok(StageFacts {
+            stage,
+            bytes,
+            sent: footprint(plan, config, units, sharding)?.sent(),
+            chosen: stage == own.stage,
+        })
     };
     (0..=3).map(facts).collect()
 }
@@ -218,15 +224,4 @@ fn check_targets(sampler: &mut Sampler, steps: u64) -> Result<()> {
         return Ok(());
     }
     (0..steps.min(LOOKED_AT)).try_for_each(|step| sampler.targets(step).map(|_| ()))
-}
-
-fn schedule(plan: &RunPlan, total_steps: u64) -> Result<Schedule> {
-    let shape = match plan.schedule {
-        ScheduleKind::Constant => Shape::Constant,
-        ScheduleKind::Linear => Shape::Linear,
-        ScheduleKind::Cosine => Shape::Cosine,
-        ScheduleKind::Wsd => Shape::Wsd { decay_steps: plan.decay_steps(total_steps)? },
-    };
-    let warmup_steps = plan.warmup_steps(total_steps)?;
-    Ok(Schedule { lr: plan.lr, min_lr: plan.min_lr, warmup_steps, shape, total_steps })
 }

@@ -198,14 +198,13 @@ fn facts(plan: &RunPlan, prepared: &Prepared, device: &Device, baseline: Option<
         [one] => one.display().to_string(),
         [first, rest @ ..] => format!("{} and {} more", first.display(), rest.len()),
     };
-    let s = &prepared.schedule;
-    let warmup = if s.warmup_steps > 0 { format!(", {} steps of warm-up", s.warmup_steps) } else { String::new() };
-    let end = if s.min_lr > 0.0 { format!(" to {}", table::number(s.min_lr)) } else { String::new() };
     StartupFacts {
         model: source.name(),
         shape: source.shape(),
         params: params::count(source.units()) as u64,
         policy: plan.policy,
+        precision: plan.precision(),
+        optimizer: plan.optimizer_in_words(),
         world: plan.world,
         layout: layout(plan),
         stages: prepared.stages.clone(),
@@ -222,7 +221,7 @@ fn facts(plan: &RunPlan, prepared: &Prepared, device: &Device, baseline: Option<
         tokens_per_step: (plan.global_batch * prepared.longest) as u64,
         steps: prepared.steps,
         epochs: prepared.steps as f64 / prepared.sampler.steps_per_epoch() as f64,
-        schedule: format!("{}, {}{end}{warmup}", table::number(s.lr), plan.schedule),
+        schedule: plan.schedule_in_words(&prepared.schedule),
         segments: prepared.segments.clone(),
         baseline,
         available: memory::available(),

@@ -71,7 +71,7 @@ impl Saver {
         layout: &Layout,
         comm: &Comm,
     ) -> Result<Self> {
-        let precision = plan.policy.precision();
+        let precision = plan.precision();
         let snapshot = plan.save_every.map(|_| Snapshot::new(device, layout, &precision)).transpose();
         let units = prepared.source.units();
         let runs = (0..comm.world()).map(|rank| runs(&Layout::new(units, grid(plan, rank), false))).collect();

@@ -8,6 +8,8 @@ fn facts() -> StartupFacts {
         shape: "Llama, 30 layers, hidden 576".into(),
         params: 134_515_008,
         policy: Policy::LowSr,
+        precision: Policy::LowSr.precision(),
+        optimizer: "adamw, torch's arithmetic".into(),
         world: 2,
         layout: "2 ranks, ZeRO-3, 4 lanes in 2 passes".into(),
         lanes: 4,
@@ -98,6 +100,7 @@ fn the_table_states_precision_memory_and_step() {
         "2 ranks, ZeRO-3, 4 lanes in 2 passes; each: cpu, 1 thread(s), avx2",
         "2048 tokens: micro-batch 4 x accum 2 x 4 lane(s) x 128 tokens",
         "20 steps, 0.25 passes of the data",
+        "optimizer  adamw, torch's arithmetic",
         "memory of the largest rank (8.00 GiB available)",
         "umbra-out",
     ] {

@@ -3,8 +3,9 @@
 
 use crate::toy::{Answers, At, STAGES, start_weight, units};
 use spmd_core::DType::{Bf16, F32};
+use spmd_core::ops::Rule;
 use spmd_core::rng::{Purpose, Stream, stochastic_bf16, tensor_key};
-use spmd_core::{DType, ParamKind, Policy, bf16};
+use spmd_core::{DType, ParamKind, Policy, Precision, bf16};
 
 /// The roles of a policy, written down a second time.
 #[derive(Debug, Clone, Copy)]
@@ -19,6 +20,35 @@ pub(crate) struct Roles {
     pub(crate) form: Form,
 }
 
+/// How a run is stepped: by a policy, perhaps with other roles for gradients, and a rule.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Run {
+    pub(crate) policy: Policy,
+    /// wire, reduced and accumulate.
+    pub(crate) gradients: Option<[DType; 3]>,
+    pub(crate) rule: Rule,
+}
+
+impl From<Policy> for Run {
+    fn from(policy: Policy) -> Self {
+        Run { policy, gradients: None, rule: Rule::AdamW }
+    }
+}
+
+impl Run {
+    pub(crate) fn precision(self) -> Precision {
+        let precision = self.policy.precision();
+        let Some([wire, reduced, accumulate]) = self.gradients else { return precision };
+        Precision { wire, reduced, accumulate, ..precision }
+    }
+
+    fn roles(self) -> Roles {
+        let roles = roles(self.policy);
+        let Some([wire, reduced, accumulate]) = self.gradients else { return roles };
+        Roles { wire, reduced, accumulate, ..roles }
+    }
+}
+
 /// How AdamW's arithmetic goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
@@ -28,7 +58,7 @@ pub(crate) enum Form {
     DeepSpeed,
 }
 
-pub(crate) fn roles(policy: Policy) -> Roles {
+fn roles(policy: Policy) -> Roles {
     let make = |[shadow, compute, grad, wire, reduced, accumulate, moments]: [DType; 7], form| Roles {
         shadow,
         compute,
@@ -75,6 +105,7 @@ pub(crate) struct Settings {
 pub(crate) const BETA1: f64 = 0.9;
 pub(crate) const BETA2: f64 = 0.999;
 pub(crate) const EPS: f64 = 1e-8;
+pub(crate) const MOMENTUM: f64 = 0.9;
 pub(crate) const SEED: u64 = 17;
 
 /// What a step reports.
@@ -91,6 +122,7 @@ pub(crate) struct Report {
 #[derive(Debug, Clone)]
 pub(crate) struct Reference {
     roles: Roles,
+    rule: Rule,
     lanes: u32,
     decay_norms: bool,
     answers: Answers,
@@ -101,16 +133,26 @@ pub(crate) struct Reference {
 }
 
 impl Reference {
-    pub(crate) fn new(policy: Policy, lanes: u32, decay_norms: bool, answers: Answers) -> Self {
-        let roles = roles(policy);
+    pub(crate) fn new(run: Run, lanes: u32, decay_norms: bool, answers: Answers) -> Self {
+        let roles = run.roles();
         // DeepSpeed's model is made in bf16 before its fp32 copy is.
-        let load = |x| round(roles.shadow, if policy == Policy::DeepSpeed { round(Bf16, x) } else { x });
+        let load = |x| round(roles.shadow, if run.policy == Policy::DeepSpeed { round(Bf16, x) } else { x });
         let params = units().into_iter().map(|u| u.params);
         let shadow: Vec<Vec<f32>> = params
             .map(|p| p.iter().flat_map(|p| (0..p.len()).map(|i| load(start_weight(&p.name, i)))).collect())
             .collect();
         let zeros: Vec<Vec<f32>> = shadow.iter().map(|u| vec![0.0; u.len()]).collect();
-        Reference { roles, lanes, decay_norms, answers, t: 0, shadow, exp_avg: zeros.clone(), exp_avg_sq: zeros }
+        Reference {
+            roles,
+            rule: run.rule,
+            lanes,
+            decay_norms,
+            answers,
+            t: 0,
+            shadow,
+            exp_avg: zeros.clone(),
+            exp_avg_sq: zeros,
+        }
     }
 
     /// What a rank gathers for `unit`.
@@ -204,7 +246,8 @@ impl Reference {
             for i in 0..param.len() {
                 let at = deltas.len();
                 let (p, m, v) = (self.shadow[unit][at], self.exp_avg[unit][at], self.exp_avg_sq[unit][at]);
-                let (mut new, delta) = adamw(self.roles.form, self.t, clip, s, [p, m, v, grads[at]]);
+                let step = if self.rule == Rule::Sgd { sgd } else { adamw };
+                let (mut new, delta) = step(self.roles.form, self.t, clip, s, [p, m, v, grads[at]]);
                 if self.roles.form == Form::TorchStochastic {
                     new[0] = stochastic_bf16(new[0], word(Purpose::RoundShadow, i));
                     new[1] = stochastic_bf16(new[1], word(Purpose::RoundExpAvg, i));
@@ -238,6 +281,16 @@ fn adamw(form: Form, t: u32, clip: f32, s: Settings, [p, m, v, g]: [f32; 4]) -> 
     let exact = v.sqrt() / bc2.sqrt() as f32 + EPS as f32;
     let delta = -((s.lr * s.weight_decay) as f32 * p) - (s.lr / bc1) as f32 * m / exact;
     ([new, m, v], delta)
+}
+
+/// Momentum with L2 decay: the buffer starts at zero.
+fn sgd(form: Form, _: u32, clip: f32, s: Settings, [p, m, v, g]: [f32; 4]) -> ([f32; 3], f32) {
+    let r = |x: f32| if form == Form::TorchPerOp { round(Bf16, x) } else { x };
+    let g = r(g * clip);
+    let g = if s.weight_decay == 0.0 { g } else { r(g + s.weight_decay as f32 * p) };
+    let buffer = r(r(m * MOMENTUM as f32) + g);
+    let delta = s.lr as f32 * buffer;
+    ([r(p - delta), buffer, v], -delta)
 }
 
 fn adamw_deepspeed(t: u32, clip: f32, s: Settings, [p, m, v, g]: [f32; 4]) -> ([f32; 3], f32) {

@@ -71,6 +71,6 @@ delegate! {
     elementwise: add(Add), accumulate(Accumulate), cast(Cast);
     loss: cross_entropy(CrossEntropy);
     reduce: ordered_sum(OrderedSum);
-    optimizer: squared_norm(SquaredNorm), adamw(AdamW);
+    optimizer: squared_norm(SquaredNorm), optimizer_step(OptimizerStep);
     hash: state_hash(StateHash);
 }

@@ -1,6 +1,6 @@
-//! The optimizer's kernels: squares for the norm, and AdamW on a shard.
+//! The optimizer's kernels: squares for the norm, and one step on a shard.
 //!
-//! AdamW works block by block, and within a block on tiles of [`TILE`] positions: a tile's elements are loaded as fp32
+//! A step works block by block, and within a block on tiles of [`TILE`] positions: a tile's elements are loaded as fp32
 //! into arrays on the stack, stepped there, and stored. So one body serves every mix of dtypes, and its loops have a
 //! constant length. Positions of a tile that a piece does not cover hold zeros, which step to zeros and count for
 //! nothing.
@@ -9,7 +9,7 @@ mod step;
 
 use super::threads::Threads;
 use crate::dtype::Element;
-use crate::ops::{AdamW, AdamWScalars, BLOCK, BlockStats, Piece, SquaredNorm};
+use crate::ops::{BLOCK, BlockStats, OptimizerStep, Piece, SquaredNorm, StepScalars};
 use crate::precision::Rounding;
 use crate::rng::{Purpose, Stream, stochastic_bf16};
 use crate::{Result, View, ViewMut, each_dtype};
@@ -51,9 +51,9 @@ fn squares<E: Element>(x: &[E]) -> f64 {
     tree[0]
 }
 
-pub(super) fn adamw(threads: &Threads, args: AdamW<'_>) -> Result<()> {
-    let AdamW { shadow, exp_avg, exp_avg_sq, grad, pieces, scalars, arithmetic, rounding, stats } = args;
-    let factors = Factors::new(&scalars, arithmetic);
+pub(super) fn optimizer_step(threads: &Threads, args: OptimizerStep<'_>) -> Result<()> {
+    let OptimizerStep { shadow, exp_avg, exp_avg_sq, grad, pieces, scalars, rule, arithmetic, rounding, stats } = args;
+    let factors = Factors::new(&scalars, rule, arithmetic);
     let data = (((shadow, BLOCK), (exp_avg, BLOCK)), ((exp_avg_sq, BLOCK), (&mut *stats, 1)));
     threads.parts(data.0.0.0.len().div_ceil(BLOCK), data, |block, data| {
         let (((shadow, _), (exp_avg, _)), ((exp_avg_sq, _), (stats, _))) = data;
@@ -80,7 +80,7 @@ struct Block<'a> {
 
 impl Block<'_> {
     /// Steps the pieces in order. The statistics' sums run over [`step::LANES`] lanes by position in the block.
-    fn step(&mut self, pieces: &[Piece], factors: &Factors, scalars: &AdamWScalars, rounding: Rounding) -> BlockStats {
+    fn step(&mut self, pieces: &[Piece], factors: &Factors, scalars: &StepScalars, rounding: Rounding) -> BlockStats {
         let mut asked = Asked::default();
         for piece in pieces {
             let streams = match rounding {
@@ -132,7 +132,7 @@ struct Streams {
 }
 
 impl Streams {
-    fn new(scalars: &AdamWScalars, tensor: u64) -> Self {
+    fn new(scalars: &StepScalars, tensor: u64) -> Self {
         let stream = |purpose| Stream::new(scalars.seed, purpose, tensor, scalars.t);
         Streams {
             shadow: stream(Purpose::RoundShadow),

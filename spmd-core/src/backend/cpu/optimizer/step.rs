@@ -1,7 +1,7 @@
-//! The arithmetic of AdamW on one tile, and what it says about itself.
+//! The arithmetic of a step on one tile, and what it says about itself.
 
 use crate::dtype::round_bf16;
-use crate::ops::{AdamWScalars, BlockStats};
+use crate::ops::{BlockStats, Rule, StepScalars};
 use crate::precision::Arithmetic;
 use multiversion::multiversion;
 
@@ -12,9 +12,10 @@ pub(super) const TILE: usize = 256;
 pub(super) const LANES: usize = 8;
 
 /// The scalars of a step as the arithmetic takes them: computed in f64 and rounded to fp32, as torch does; DeepSpeed's
-/// kernel receives fp32 scalars, subtracts its β from one in fp32, and corrects the bias with powers of the fp32 β.
+/// kernels receive fp32 scalars, subtract their β from one in fp32, and correct the bias with powers of the fp32 β.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Factors {
+    rule: Rule,
     arithmetic: Arithmetic,
     clip: f32,
     beta1: f32,
@@ -24,6 +25,8 @@ pub(super) struct Factors {
     bc1: f32,
     bc2: f32,
     sqrt_bc2: f32,
+    /// 1/√bc2.
+    inverse_sqrt_bc2: f32,
     lr: f32,
     eps: f32,
     /// lr/bc1.
@@ -33,17 +36,19 @@ pub(super) struct Factors {
     decay: f32,
     /// 1 − lr·wd.
     keep: f32,
+    momentum: f32,
 }
 
 impl Factors {
-    pub(super) fn new(s: &AdamWScalars, arithmetic: Arithmetic) -> Self {
+    pub(super) fn new(s: &StepScalars, rule: Rule, arithmetic: Arithmetic) -> Self {
         let t = s.t as f64;
         let (beta1, beta2) = match arithmetic {
-            Arithmetic::Fp32Fused => (s.beta1 as f32 as f64, s.beta2 as f32 as f64),
+            Arithmetic::Fp32Fused | Arithmetic::Fp32Cpu => (s.beta1 as f32 as f64, s.beta2 as f32 as f64),
             Arithmetic::Fp32Torch | Arithmetic::Bf16PerOp => (s.beta1, s.beta2),
         };
         let (bc1, bc2) = (1.0 - beta1.powf(t), 1.0 - beta2.powf(t));
-        Factors {
+        let factors = Factors {
+            rule,
             arithmetic,
             clip: s.clip_coef,
             beta1: beta1 as f32,
@@ -54,12 +59,26 @@ impl Factors {
             bc1: bc1 as f32,
             bc2: bc2 as f32,
             sqrt_bc2: bc2.sqrt() as f32,
+            inverse_sqrt_bc2: (1.0 / bc2.sqrt()) as f32,
             lr: s.lr as f32,
             eps: s.eps as f32,
             step_size: (s.lr / bc1) as f32,
             weight_decay: s.weight_decay as f32,
             decay: (s.lr * s.weight_decay) as f32,
             keep: (1.0 - s.lr * s.weight_decay) as f32,
+            momentum: s.momentum as f32,
+        };
+        if arithmetic == Arithmetic::Fp32Cpu { factors.in_fp32(s.t) } else { factors }
+    }
+
+    /// The scalars of DeepSpeed's csrc/includes/cpu_adam.h, which are computed in fp32.
+    fn in_fp32(self, t: u64) -> Self {
+        let (bc1, bc2) = (1.0 - running_power(self.beta1, t), 1.0 - running_power(self.beta2, t));
+        Factors {
+            inverse_sqrt_bc2: 1.0 / bc2.sqrt(),
+            step_size: self.lr / bc1,
+            decay: self.lr * self.weight_decay,
+            ..self
         }
     }
 
@@ -67,6 +86,20 @@ impl Factors {
     fn without_decay(self) -> Self {
         Factors { weight_decay: 0.0, decay: 0.0, keep: 1.0, ..self }
     }
+}
+
+/// β^t as the engine has it after t steps: one, multiplied by β t times, each product rounded. What is below 2^-25 makes
+/// no difference to 1 − β^t, so the loop is short for any t. The engine recomputes the power where it resumes or β moves;
+/// here a step depends on nothing but its own scalars.
+pub(super) fn running_power(beta: f32, t: u64) -> f32 {
+    let mut power = 1.0f32;
+    for _ in 0..t {
+        if power < f32::EPSILON / 4.0 {
+            break;
+        }
+        power *= beta;
+    }
+    power
 }
 
 /// Numbers of [`TILE`] consecutive positions.
@@ -91,12 +124,59 @@ impl Tile {
 
     /// One step on every position.
     pub(super) fn step(&mut self, factors: &Factors, decay: bool) {
-        let factors = if decay { *factors } else { factors.without_decay() };
-        match factors.arithmetic {
-            Arithmetic::Fp32Torch => step_torch(self, factors),
-            Arithmetic::Fp32Fused => step_fused(self, factors),
-            Arithmetic::Bf16PerOp => step_per_op(self, factors),
+        let per_op = factors.arithmetic == Arithmetic::Bf16PerOp;
+        let mut f = if decay && factors.rule == Rule::AdamW { *factors } else { factors.without_decay() };
+        if decay && factors.rule != Rule::AdamW && factors.weight_decay != 0.0 {
+            match per_op {
+                false => add_decay::<false>(self, *factors),
+                true => add_decay::<true>(self, *factors),
+            }
+            // The gradient is clipped now.
+            f.clip = 1.0;
         }
+        match (f.rule, f.arithmetic) {
+            (Rule::Sgd, _) => match (per_op, f.momentum != 0.0) {
+                (false, false) => descend::<false, false>(self, f),
+                (false, true) => descend::<false, true>(self, f),
+                (true, false) => descend::<true, false>(self, f),
+                (true, true) => descend::<true, true>(self, f),
+            },
+            (_, Arithmetic::Fp32Torch) => step_torch(self, f),
+            (_, Arithmetic::Fp32Fused) => step_fused(self, f),
+            (_, Arithmetic::Fp32Cpu) => step_cpu(self, f),
+            (_, Arithmetic::Bf16PerOp) => step_per_op(self, f),
+        }
+    }
+}
+
+/// A result of an operation: rounded to bf16 if every one is.
+#[inline(always)]
+fn rounded<const PER_OP: bool>(x: f32) -> f32 {
+    if PER_OP { round_bf16(x) } else { x }
+}
+
+/// L2 decay: clips the gradient and adds wd·p to it. Every form of Adam and SGD begins with it, as `grad.add(param,
+/// alpha=wd)` in torch, which on a GPU keeps alpha in fp32 and rounds the sum once.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
+fn add_decay<const PER_OP: bool>(tile: &mut Tile, f: Factors) {
+    let Tile { p, g, .. } = tile;
+    for i in 0..TILE {
+        g[i] = rounded::<PER_OP>(rounded::<PER_OP>(g[i] * f.clip) + f.weight_decay * p[i]);
+    }
+}
+
+/// torch/optim/sgd.py, `_single_tensor_sgd`, without dampening and Nesterov's form.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
+fn descend<const PER_OP: bool, const MOMENTUM: bool>(tile: &mut Tile, f: Factors) {
+    let Tile { p, m, g, delta, .. } = tile;
+    for i in 0..TILE {
+        let mut step = rounded::<PER_OP>(g[i] * f.clip);
+        if MOMENTUM {
+            step = rounded::<PER_OP>(rounded::<PER_OP>(m[i] * f.momentum) + step);
+            m[i] = step;
+        }
+        delta[i] = -(f.lr * step);
+        p[i] = rounded::<PER_OP>(p[i] - f.lr * step);
     }
 }
 
@@ -129,6 +209,21 @@ fn step_fused(tile: &mut Tile, f: Factors) {
         let u = m[i] / f.bc1 / d + f.weight_decay * p[i];
         delta[i] = -(f.lr * u);
         p[i] -= f.lr * u;
+    }
+}
+
+/// DeepSpeed's csrc/adam/cpu_adam_impl.cpp, `Step_1`. Its Δ is (−lr·wd)·p + (m/d)·(−lr/bc1).
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
+fn step_cpu(tile: &mut Tile, f: Factors) {
+    let Tile { p, m, v, g, delta } = tile;
+    for i in 0..TILE {
+        let g = g[i] * f.clip;
+        m[i] = m[i] * f.beta1 + g * f.one_minus_beta1;
+        v[i] = v[i] * f.beta2 + g * g * f.one_minus_beta2;
+        let d = v[i].sqrt() * f.inverse_sqrt_bc2 + f.eps;
+        let (decay, u) = (f.decay * p[i], m[i] / d * f.step_size);
+        delta[i] = -decay - u;
+        p[i] = p[i] - decay - u;
     }
 }
 
