@@ -32,7 +32,7 @@ echo "What bf16 weights swallow at $small, before anything is run:"
 "$umbra" plan --config "$here/fsdp-low.yaml" --model "$model" --lr "$small" | sed -n '/^updates of/,$p'
 
 mpirun -n "$ranks" --oversubscribe --bind-to none "$umbra" compare --configs "$here/deepspeed.json" "$here/fsdp-low.yaml" \
-    --lrs "$small,$four,$large" --model "$model" --data "$data" --no-shuffle --steps "${STEPS:-60}" \
+    --lrs "$small,$four,$large" --model "$model" --data "$data" --no-shuffle --micro-batch 2 --steps "${STEPS:-60}" \
     --seq-len "${SEQ_LEN:-128}" --truncate --threads 1 --keep 0 --lanes 2 --out "$out"
 
 # Pictures of loss and gradient norm, a folder a figure.
