@@ -131,7 +131,14 @@ impl Session {
         let begun = self.output.begin(plan, steps, from, &self.changes, &mut self.recorder);
         meet(comm, begun)?;
         for step in self.trainer.state.step..steps {
-            self.step(step)?;
+            if let Err(failure) = self.step(step) {
+                // Every rank has found that it is not finite, so all can still finish the save that goes on: it is what a
+                // run with a smaller rate goes on from.
+                if failure.exit == Exit::NotFinite {
+                    let _ = self.saver.wait();
+                }
+                return Err(failure);
+            }
         }
         self.recorder.finish()?;
         let done = self.trainer.state.step;

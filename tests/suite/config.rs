@@ -269,3 +269,63 @@ fn a_file_converts_without_loss_or_says_what_is_lost() {
     assert!(lost.contains("cannot say: lr"), "{lost}");
     assert!(Path::new(&files.path("run.yaml")).exists());
 }
+
+/// What one file says by silence is not what another one writes; what an engine's release changes is a difference.
+#[test]
+fn silence_and_releases_are_no_agreement() {
+    let ds = |rest: &str| {
+        format!(
+            "{{\"train_micro_batch_size_per_gpu\": 1, \"gradient_clipping\": 1.0, \"bf16\": {{\"enabled\": true}}{rest}}}"
+        )
+    };
+    let adam =
+        |params: &str| ds(&format!(", \"optimizer\": {{\"type\": \"AdamW\", \"params\": {{\"lr\": 1e-3{params}}}}}"));
+    let warm =
+        adam("").replacen('{', "{\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_num_steps\": 3}}, ", 1);
+    let files = Files::new(&[
+        ("a.json", &adam("")),
+        ("b.json", &adam(", \"eps\": 1e-3, \"betas\": [0.5, 0.6]")),
+        ("sgd.json", &ds(", \"optimizer\": {\"type\": \"SGD\", \"params\": {\"lr\": 1e-3, \"momentum\": 0.9}}")),
+        ("warm.json", &warm),
+        ("off.json", &ds(", \"zero_optimization\": {\"stage\": 2, \"offload_optimizer\": {\"device\": \"cpu\"}}")),
+        ("plain.toml", "accum = 1\n"),
+        ("rounded.toml", "accum = 1\naccumulate = \"bf16\"\n"),
+        ("rows.toml", "accum = 1\nseq-len = 64\n"),
+    ]);
+    let verdict = |line: &str| {
+        let output = files.umbra(1, &format!("config diff {line} --json"));
+        let json: Value =
+            serde_json::from_str(&output.stdout).unwrap_or_else(|e| panic!("{line}: {e}: {}", output.stderr));
+        (json["verdict"].as_str().unwrap().to_owned(), json["proof"]["same"].as_bool())
+    };
+    assert_eq!(verdict("@a.json @b.json").0, "different");
+    assert_eq!(verdict("@a.json @sgd.json").0, "different");
+    let releases = "@warm.json @warm.json --assume deepspeed=0.14 --assume-b deepspeed=0.19.6 --prove --steps 2";
+    assert_eq!(verdict(releases), ("different".to_owned(), Some(false)));
+    assert_eq!(verdict("@plain.toml @rounded.toml --prove --steps 2"), ("rounding".to_owned(), Some(false)));
+    assert_eq!(verdict("@plain.toml @rows.toml").0, "different");
+    // A file and what it is converted to, CPUAdam and an older release among it.
+    for (name, assume) in [("off.json", ""), ("warm.json", "--assume deepspeed=0.14")] {
+        let output = files.umbra(1, &format!("config convert @{name} --to umbra --out @{name}.toml {assume}"));
+        assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{name}");
+        let line = format!("@{name} @{name}.toml {assume} --prove --steps 2");
+        assert_eq!(verdict(&line), ("same-run".to_owned(), Some(true)), "{name}");
+    }
+}
+
+/// Flags settle what a file leaves open or gets wrong about the rows of a step, and a slip is named before that.
+#[test]
+fn flags_beat_files_about_rows_and_slips_come_first() {
+    let files = Files::new(&[
+        ("none.json", "{\"bf16\": {\"enabled\": true}}"),
+        ("slip.json", "{\"bf16\": {\"enabled\": true},\n \"train_micro_batch_size_per_gpus\": 1}"),
+        ("fsdp.yaml", &FSDP.replace("MIXED", "bf16")),
+        ("ds.json", DEEPSPEED),
+    ]);
+    let plan = files.umbra(1, "plan --config @none.json --micro-batch 2");
+    assert_eq!(plan.code, Some(0), "{}", plan.stderr);
+    refuses(ALONE, &files.words("plan --config @none.json"), 2, &["train_micro_batch_size_per_gpu"]);
+    refuses(ALONE, &files.words("plan --config @slip.json"), 2, &["slip.json:2:2", "did you mean"]);
+    refuses(ALONE, &files.words("plan --ranks 2 --config @fsdp.yaml @ds.json"), 2, &["contradict", "--policy"]);
+    refuses(ALONE, &files.words("plan --config /dev/zero"), 2, &["/dev/zero", "device"]);
+}

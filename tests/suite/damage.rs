@@ -193,6 +193,22 @@ fn when_every_checkpoint_is_damaged_the_run_does_not_start_over() {
     assert!(fs::read(out.join("metrics.jsonl")).unwrap() == metrics, "nothing was touched");
 }
 
+/// A run whose loss is no longer finite ends, but not before the checkpoint that is being written is whole: it is what
+/// somebody goes on from with a smaller rate.
+#[test]
+fn a_save_is_finished_when_the_loss_is_not_finite() {
+    let model = Model::one_small_layer();
+    let recipe = Recipe::new(model.path(), uneven_rows(24), "--lanes 2 --lr 1e30 --clip 0 --steps 6 --save-every 1");
+    for ranks in [1, 2] {
+        let dir = folder();
+        let output = recipe.attempt(ranks, dir.path(), "");
+        assert_eq!(output.code, Some(6), "{}", output.stderr);
+        let found = names(dir.path());
+        assert!(!found.is_empty() && found.iter().all(|name| !name.contains('.')), "{ranks} rank(s): {found:?}");
+        assert!(verifies(dir.path()));
+    }
+}
+
 #[test]
 fn as_many_checkpoints_are_kept_as_asked_for() {
     let model = Model::one_small_layer();

@@ -41,18 +41,24 @@ impl Given<'_> {
         if let Some(lanes) = lanes {
             flag("--lanes", lanes.to_string());
         }
-        // With a model named, what nobody sets has the defaults of `--help` and not those of the preset.
-        flag("--model", self.model.map_or("tiny".to_owned(), |model| model.display().to_string()));
+        if let Some(model) = self.model {
+            flag("--model", model.display().to_string());
+        }
         for assumed in self.assume {
             flag("--assume", assumed.clone());
         }
-        TrainArgs::from_line(line.iter().map(String::as_str))
+        let mut args = TrainArgs::from_line(line.iter().map(String::as_str))?;
+        // With a model named, what nobody sets has the defaults of `--help` and not those of the preset.
+        if self.model.is_none() && merge(&args, None)?.model.is_none() {
+            args.later.push("--model=tiny".to_owned());
+        }
+        Ok(args)
     }
 
     /// The plan with these flags given too.
     fn with(&self, flags: &[String], lanes: usize) -> Result<RunPlan> {
         let mut args = self.args(self.lanes)?;
-        args.later = flags.iter().flat_map(|flag| flag.split(' ')).map(str::to_owned).collect();
+        args.later.extend(flags.iter().flat_map(|flag| flag.split(' ')).map(str::to_owned));
         let merged = merge(&args, Some(lanes))?;
         RunPlan::resolve(&merged, merged.lanes.unwrap_or(lanes), 1, None)
     }
@@ -74,16 +80,19 @@ fn diff(args: &ConfigDiffArgs) -> Result<()> {
     let given = |files, assume| Given { files, lanes: args.lanes, model: args.model.as_deref(), assume };
     let assume_b = if args.assume_b.is_empty() { &args.assume } else { &args.assume_b };
     let (a, b) = (given(&file_a, &args.assume), given(&file_b, assume_b));
-    let ((mut plan_a, told_a), (mut plan_b, told_b)) = (a.plan(LANES)?, b.plan(LANES)?);
     // A file that does not say how many ranks there are is run on as many as the other says.
-    match (told_a, told_b) {
-        (true, false) => plan_b = b.plan(plan_a.lanes)?.0,
-        (false, true) => plan_a = a.plan(plan_b.lanes)?.0,
-        _ => {}
-    }
+    let told = |given: &Given<'_>| given.plan(LANES).ok().filter(|(_, told)| *told).map(|(plan, _)| plan.lanes);
+    let (lanes_a, lanes_b) = (told(&a), told(&b));
+    let plan_a = a.plan(lanes_a.or(lanes_b).unwrap_or(LANES))?.0;
+    let plan_b = b.plan(lanes_b.or(lanes_a).unwrap_or(LANES))?.0;
     // What one file leaves to the command line, the command line is taken to say as the other file does.
     let left = [left_out(&plan_a, &plan_b), left_out(&plan_b, &plan_a)];
-    let (plan_a, plan_b) = (a.with(&left[0], plan_a.lanes)?, b.with(&left[1], plan_b.lanes)?);
+    // Where that does not go together, the two are compared as they are.
+    let given = a.with(&left[0], plan_a.lanes).and_then(|a| Ok((a, b.with(&left[1], plan_b.lanes)?)));
+    let (plan_a, plan_b, left) = match given {
+        Ok((plan_a, plan_b)) => (plan_a, plan_b, left),
+        Err(_) => (plan_a, plan_b, [Vec::new(), Vec::new()]),
+    };
     let found = differences(&plan_a, &plan_b);
     let verdict = verdict(&found);
     let proof = match args.prove {
@@ -95,7 +104,8 @@ fn diff(args: &ConfigDiffArgs) -> Result<()> {
     } else {
         let mut text = as_text(args, [&plan_a, &plan_b], &left, &found, verdict);
         if let Some(proof) = &proof {
-            text += &format!("\n{}\n", proof.text());
+            let same = matches!(verdict, Verdict::SameRun | Verdict::SameBits);
+            text += &format!("\n{}\n", proof.text(same));
         }
         answer(&text)?;
     }
@@ -103,7 +113,7 @@ fn diff(args: &ConfigDiffArgs) -> Result<()> {
     if let Some(proof) = proof.filter(|proof| same && !proof.same()) {
         return Err(Failure::new(Exit::Bug, "two files that should be the same run are not")
             .expected("equal hashes after every step")
-            .found(proof.text()));
+            .found(proof.text(true)));
     }
     if same {
         return Ok(());
@@ -122,7 +132,9 @@ fn as_text(
     found: &[Difference],
     verdict: Verdict,
 ) -> String {
-    let mut out = format!("{verdict}\n");
+    let borrowed = left.iter().any(|flags| !flags.is_empty());
+    let mut out =
+        format!("{verdict}{}\n", if borrowed { ", the command line giving what one file leaves to it" } else { "" });
     out += &format!("A: {} on {} lane(s)\nB: {} on {} lane(s)\n", args.a.display(), a.lanes, args.b.display(), b.lanes);
     let kinds = [
         (Weight::Mathematics, "the mathematics"),
@@ -189,6 +201,12 @@ fn as_json(
 fn convert_file(args: &ConvertArgs) -> Result<()> {
     let given = Given { files: &args.files, lanes: args.lanes, model: args.model.as_deref(), assume: &args.assume };
     let (plan, _) = given.plan(args.lanes.unwrap_or(LANES))?;
+    if let Some(out) = args.out.as_ref().filter(|out| args.files.iter().any(|file| same_file(file, out))) {
+        return Err(Failure::usage("the converted file would replace the one it is made from")
+            .at("--out")
+            .expected("another file")
+            .found(out.display()));
+    }
     let text = convert::write(&plan, args.to);
     let lost = lost(&given, &plan, &text, args)?;
     match &args.out {
@@ -203,13 +221,23 @@ fn convert_file(args: &ConvertArgs) -> Result<()> {
     Ok(())
 }
 
+fn same_file(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}
+
 /// What the new file does not say: it is read back and compared.
 fn lost(given: &Given<'_>, plan: &RunPlan, text: &str, args: &ConvertArgs) -> Result<Vec<String>> {
     let folder = tempfile::tempdir().map_err(|e| Failure::disk("no temporary folder can be made").found(e))?;
     let path = folder.path().join("converted");
     std::fs::write(&path, text).map_err(|e| Failure::disk("a temporary file cannot be written").found(e))?;
     let again = Given { files: &[path], lanes: Some(plan.lanes), ..*given };
-    let (read, _) = again.plan(plan.lanes)?;
+    let (read, _) = again.plan(plan.lanes).map_err(|inner| {
+        Failure::usage("this run cannot be written in that format")
+            .at(args.files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", "))
+            .expected("a file that can be read back")
+            .found(inner.what)
+            .hint("--to umbra, which can say everything")
+    })?;
     let format = match args.to {
         crate::cli::Target::DeepSpeed => "DeepSpeed JSON",
         crate::cli::Target::Accelerate => "Accelerate YAML",

@@ -1,5 +1,6 @@
 //! A plan written in each of the three formats. What a format cannot say is found by reading the result back.
 
+use super::assume::Assume;
 use crate::cli::{OptimizerForm, OptimizerKind, ScheduleKind, Target};
 use crate::plan::RunPlan;
 use serde_json::{Map, Value, json};
@@ -15,10 +16,15 @@ pub(super) fn write(plan: &RunPlan, to: Target) -> String {
     }
 }
 
-/// Every setting that files have made, as the flag it stands for.
+/// Every setting that files have made, as the flag it stands for, and the releases they were read as.
 fn toml(plan: &RunPlan) -> String {
     let mut out = String::new();
-    for setting in plan.files.layers.iter().flat_map(|layer| &layer.settings) {
+    let settings = plan.files.layers.iter().flat_map(|layer| &layer.settings);
+    // Of two files that say the same, the one that counts.
+    for setting in settings.filter(|s| plan.files.sources.values().any(|source| *source == s.source)) {
+        if out.lines().any(|line| line.starts_with(&format!("{} = ", setting.flag))) {
+            continue;
+        }
         let name = &setting.flag;
         let value = match setting.values.as_slice() {
             [] => "true".to_owned(),
@@ -27,6 +33,10 @@ fn toml(plan: &RunPlan) -> String {
         };
         // Writing to a string cannot fail.
         let _ = writeln!(out, "{name} = {value}  # {}", setting.source.says);
+    }
+    if plan.assume != Assume::default() && !out.contains("assume = ") {
+        let words: Vec<String> = plan.assume.words().iter().map(|word| plain(word)).collect();
+        let _ = writeln!(out, "assume = [{}]", words.join(", "));
     }
     out
 }
@@ -58,9 +68,12 @@ fn deepspeed(plan: &RunPlan) -> Value {
     let mut put = |key: &str, value: Value| {
         out.insert(key.to_owned(), value);
     };
-    put("train_batch_size", json!(plan.global_batch));
-    put("train_micro_batch_size_per_gpu", json!(plan.micro_batch));
-    put("gradient_accumulation_steps", json!(plan.accum));
+    let or_auto = |name: &str, n: usize| if is_set(plan, name) { json!(n) } else { json!("auto") };
+    if is_set(plan, "global_batch") {
+        put("train_batch_size", json!(plan.global_batch));
+    }
+    put("train_micro_batch_size_per_gpu", or_auto("micro_batch", plan.micro_batch));
+    put("gradient_accumulation_steps", or_auto("accum", plan.accum));
     put("gradient_clipping", json!(plan.clip));
     let p = plan.precision();
     let name = |dtype| if dtype == DType::Bf16 { "bf16" } else { "fp32" };
@@ -69,7 +82,10 @@ fn deepspeed(plan: &RunPlan) -> Value {
         put("communication_data_type", json!(name(p.wire)));
         put("data_types", json!({ "grad_accum_dtype": name(p.accumulate) }));
     }
-    put("optimizer", optimizer(plan));
+    let said = ["optimizer", "lr", "beta1", "beta2", "eps", "weight_decay", "momentum"];
+    if said.iter().any(|name| is_set(plan, name)) {
+        put("optimizer", optimizer(plan));
+    }
     if let Some(scheduler) = scheduler(plan) {
         put("scheduler", scheduler);
     }

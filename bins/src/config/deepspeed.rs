@@ -53,7 +53,7 @@ pub(super) fn fill(layer: &mut Layer, file: &Arc<PathBuf>, node: &Node, facts: &
     // What is implied is implied by this file, not by the one that names it.
     let mut own = Layer::new(file.clone(), layer.dialect);
     let mut top = Section::new(file, "", node)?;
-    batch::read(&mut own, &mut top, facts, auto)?;
+    let batch = batch::read(&mut own, &mut top, facts, auto);
     let zero = zero::read(&mut own, &mut top, auto)?;
     let mode = precision::read(&mut own, &mut top, facts, auto)?;
     gradient::read(&mut own, &mut top, facts, &mode, &zero)?;
@@ -61,6 +61,8 @@ pub(super) fn fill(layer: &mut Layer, file: &Arc<PathBuf>, node: &Node, facts: &
     scheduler::read(&mut own, &mut top, facts)?;
     extras::read(&mut own, &mut top, auto)?;
     top.finish()?;
+    // A misspelt key may be why a size is missing, so it is said first.
+    batch?;
     zero::when_reduced(&mut own, &zero);
     layer.settings.append(&mut own.settings);
     layer.remarks.append(&mut own.remarks);

@@ -4,10 +4,12 @@
 //! micro-batch the dtype in which micro-batches are added, and so on.
 
 use super::assume::LoadDType;
+use super::read::Dialect;
 use crate::cli::OptimizerKind;
 use crate::plan::{Length, ModelSource, Origin, RunPlan};
 use serde_json::Value;
 use spmd_core::DType;
+use spmd_core::precision::Arithmetic;
 use std::fmt;
 
 /// How much a difference changes.
@@ -72,18 +74,11 @@ pub(super) fn verdict(differences: &[Difference]) -> Verdict {
 const COST: [&str; 4] = ["stage", "shard_group", "recompute", "reshard_after_forward"];
 
 /// Settings that are said by their effect below, or belong to the place and not to the run.
-const NOT_COMPARED: [&str; 10] = [
-    "policy",
-    "wire",
-    "reduced",
-    "accumulate",
-    "optimizer_form",
-    "clip_form",
-    "assume",
-    "model",
-    "data",
-    "schedule_params",
-];
+const NOT_COMPARED: [&str; 8] =
+    ["policy", "wire", "reduced", "accumulate", "optimizer_form", "clip_form", "assume", "schedule_params"];
+
+/// Settings of the rows and the model, which a run that goes on finds out by looking at them.
+const ROWS: [&str; 4] = ["model", "data", "seq_len", "truncate"];
 
 /// Differences between two plans of the same model and rows, the weightiest first.
 pub(super) fn differences(a: &RunPlan, b: &RunPlan) -> Vec<Difference> {
@@ -91,10 +86,12 @@ pub(super) fn differences(a: &RunPlan, b: &RunPlan) -> Vec<Difference> {
     let same_course = same_course(a, b);
     // Otherwise the same rows a step, dealt to other lanes or micro-batches, are added in another order.
     let same_rows = a.global_batch == b.global_batch;
-    let mut found = Vec::new();
+    let mut found: Vec<Difference> = course_difference(a, b).into_iter().collect();
     for fact in &of_a {
         let Some(other) = of_b.iter().find(|other| other.name == fact.name) else { continue };
-        if fact.value == other.value || (same_course && COURSE.contains(&fact.name.as_str())) {
+        // What is off on one side is said by the setting that turns it off.
+        let off = fact.weight == Weight::Rounding && (fact.value == "-" || other.value == "-");
+        if fact.value == other.value || off || (same_course && COURSE.contains(&fact.name.as_str())) {
             continue;
         }
         let dealt = same_rows && ["lanes", "micro_batch", "accum"].contains(&fact.name.as_str());
@@ -108,10 +105,20 @@ pub(super) fn differences(a: &RunPlan, b: &RunPlan) -> Vec<Difference> {
 
 /// The flags that would give `plan` what the files of `other` say and its own leave to the command line.
 pub(super) fn left_out(plan: &RunPlan, other: &RunPlan) -> Vec<String> {
-    let open = |name: &str| plan.origin(name) == Some(Origin::Default) && !FOLLOWS.contains(&name);
+    let open = |name: &str| {
+        plan.origin(name) == Some(Origin::Default) && !FOLLOWS.contains(&name) && !says_by_silence(plan, name)
+    };
     let settings = other.files.layers.iter().flat_map(|layer| &layer.settings);
     let left = settings.filter(|setting| open(&crate::plan::setting_of(&setting.flag)));
     left.map(|s| format!("--{} {}", s.flag, s.values.join(" ")).trim_end().to_owned()).collect()
+}
+
+/// Whether a format gives a setting a value by not naming it: Umbra's own always, DeepSpeed's the parameters of an optimizer
+/// that it names.
+fn says_by_silence(plan: &RunPlan, name: &str) -> bool {
+    let of_optimizer = ["lr", "beta1", "beta2", "eps", "weight_decay", "momentum", "optimizer_form"];
+    let own = plan.files.layers.iter().any(|layer| layer.dialect == Dialect::Umbra);
+    own || (of_optimizer.contains(&name) && plan.files.sources.contains_key("optimizer"))
 }
 
 /// Settings whose defaults follow from others: what one file says of them the other need not.
@@ -127,17 +134,32 @@ const STEPS: u64 = 1000;
 
 /// Whether two plans have the same learning rate and momenta in every step, however that is said.
 fn same_course(a: &RunPlan, b: &RunPlan) -> bool {
-    let steps = |plan: &RunPlan| match plan.length {
+    matches!((course(a), course(b)), (Some(a), Some(b)) if a == b)
+}
+
+/// Learning rate and momenta of every step.
+fn course(plan: &RunPlan) -> Option<Vec<[f64; 3]>> {
+    let steps = match plan.length {
         Length::Steps(steps) => steps,
         Length::Epochs(_) => STEPS,
     };
-    let total = steps(a);
-    let (Ok(of_a), Ok(of_b)) = (a.schedule(total), b.schedule(total)) else { return false };
-    let at = |plan: &RunPlan, schedule: &optim::Schedule, step: u64| {
-        let hyper = plan.hyper(schedule, step);
+    let schedule = plan.schedule(steps).ok()?;
+    let at = |step: u64| {
+        let hyper = plan.hyper(&schedule, step);
         [hyper.lr, hyper.beta1, hyper.beta2]
     };
-    total == steps(b) && (0..total).all(|step| at(a, &of_a, step) == at(b, &of_b, step))
+    Some((0..steps).map(at).collect())
+}
+
+/// The first step whose learning rate is not the same: releases of an engine differ there with equal settings.
+fn course_difference(a: &RunPlan, b: &RunPlan) -> Option<Difference> {
+    let (of_a, of_b) = (course(a)?, course(b)?);
+    let step = of_a.iter().zip(&of_b).position(|(a, b)| a[0] != b[0])?;
+    let side = |rates: &[[f64; 3]], plan: &RunPlan| {
+        (crate::table::number(rates[step][0]), format!("{}, DeepSpeed {}", plan.schedule, plan.assume.deepspeed))
+    };
+    let name = format!("learning rate of step {step}");
+    Some(Difference { name, weight: Weight::Mathematics, a: side(&of_a, a), b: side(&of_b, b) })
 }
 
 /// One thing that is compared.
@@ -155,7 +177,8 @@ fn facts(plan: &RunPlan) -> Vec<Fact> {
     for (name, setting) in settings {
         let name = name.as_str();
         let cost = COST.contains(&name);
-        if !cost && (NOT_COMPARED.contains(&name) || crate::plan::resume::is_free(name)) {
+        let placed = crate::plan::resume::is_free(name) && !ROWS.contains(&name);
+        if !cost && (NOT_COMPARED.contains(&name) || placed) {
             continue;
         }
         let value = if matters(plan, name) { text(&setting["value"]) } else { "-".to_owned() };
@@ -188,8 +211,8 @@ fn matters(plan: &RunPlan, name: &str) -> bool {
 /// The dtype of every role and the forms of the arithmetic, as they come out of the policy and what is set beside it.
 fn roles(plan: &RunPlan) -> Vec<Fact> {
     let p = plan.precision();
-    // What is added up is what was reduced, as long as there is one of it.
-    let accumulate = if plan.accum == 1 { p.reduced } else { p.accumulate };
+    // What is bf16 already stays what it is where there is one of it to add up.
+    let accumulate = if plan.accum == 1 && p.reduced == DType::Bf16 { p.reduced } else { p.accumulate };
     let clip = if plan.clip > 0.0 { format!("{:?}'s form", p.clip) } else { "-".to_owned() };
     // Weights that are bf16 in the file, or in the shadow, are rounded anyway.
     let rounded = p.round_loaded || p.shadow == DType::Bf16 || loaded(plan) == LoadDType::Bf16;
@@ -207,11 +230,20 @@ fn roles(plan: &RunPlan) -> Vec<Fact> {
         role("reduced", p.reduced.to_string(), "reduced"),
         role("accumulate", accumulate.to_string(), "accumulate"),
         role("moments", p.moments.to_string(), "policy"),
-        role("optimizer arithmetic", plan.optimizer_in_words(), "optimizer_form"),
+        role("optimizer arithmetic", arithmetic(p.arithmetic).to_owned(), "optimizer_form"),
         role("rounding on store", format!("{:?}", p.rounding).to_lowercase(), "policy"),
         role("clip factor", clip, "clip_form"),
         role("start weights rounded to bf16", rounded.to_string(), "policy"),
     ]
+}
+
+fn arithmetic(arithmetic: Arithmetic) -> &'static str {
+    match arithmetic {
+        Arithmetic::Fp32Torch => "torch's, fp32",
+        Arithmetic::Fp32Fused => "FusedAdam's, fp32",
+        Arithmetic::Fp32Cpu => "CPUAdam's, fp32",
+        Arithmetic::Bf16PerOp => "torch's, bf16 after every operation",
+    }
 }
 
 /// The dtype in which the weights are loaded.

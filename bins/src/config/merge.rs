@@ -59,7 +59,10 @@ pub fn merge(args: &TrainArgs, lanes: Option<usize>) -> Result<TrainArgs> {
     let Some(lanes) = lanes else { return Ok(first) };
     let assume = Assume::read(&first.assume)?;
     let load = assume.load.unwrap_or_else(|| loaded_in(first.model.as_deref()));
-    let facts = Facts { lanes: first.lanes.unwrap_or(lanes), lanes_written: first.lanes.is_some(), assume, load };
+    let batch_written =
+        written(&lines).iter().any(|name| ["micro_batch", "accum", "global_batch"].contains(&name.as_str()));
+    let lanes_written = first.lanes.is_some();
+    let facts = Facts { lanes: first.lanes.unwrap_or(lanes), lanes_written, batch_written, assume, load };
     combined(args, &lines, documents.iter().map(|d| d.layer(Some(&facts))).collect::<Result<Vec<_>>>()?)
 }
 
@@ -83,11 +86,14 @@ fn combined(args: &TrainArgs, lines: &[ArgMatches], layers: Vec<Layer>) -> Resul
     let named = |setting: &Setting| (setting_of(&setting.flag), setting.clone());
     let all: Vec<Named> = layers.iter().flat_map(|layer| &layer.settings).map(named).collect();
     let written = written(lines);
+    let all_settings = all.clone();
     let has_rows = all.iter().any(|(name, _)| name == "global_batch");
     let mut kept: BTreeMap<String, Vec<Setting>> = BTreeMap::new();
     for (name, setting) in all {
         let beaten = |other: &str| written.contains(other);
-        let with = GOES_WITH.iter().find(|(one, other)| *one == name && beaten(other)).map(|(_, other)| *other);
+        // The command line may say the same as the file: then what goes with it stays.
+        let changed = |other: &str| beaten(other) && !said_alike(other, &all_settings, lines);
+        let with = GOES_WITH.iter().find(|(one, other)| *one == name && changed(other)).map(|(_, other)| *other);
         let rows = match name.as_str() {
             // The rows of a step, or the micro-batches that make them: one follows from the other.
             "accum" if beaten("global_batch") => Some("global_batch"),
@@ -96,7 +102,7 @@ fn combined(args: &TrainArgs, lines: &[ArgMatches], layers: Vec<Layer>) -> Resul
             _ => None,
         };
         match beaten(&name).then_some(name.as_str()).or(with).or(rows) {
-            Some(by) => files.given_way.push((setting, format!("--{}", by.replace('_', "-")))),
+            Some(by) => files.given_way.push((setting, spelled(by))),
             None => kept.entry(name).or_default().push(setting),
         }
     }
@@ -153,6 +159,15 @@ fn put_over(args: &mut TrainArgs, line: &ArgMatches) -> Result<()> {
     Ok(())
 }
 
+/// The flags that make a setting.
+fn spelled(name: &str) -> String {
+    match name {
+        "length" => "--steps or --epochs".to_owned(),
+        "warmup" => "--warmup-steps or --warmup-ratio".to_owned(),
+        name => format!("--{}", name.replace('_', "-")),
+    }
+}
+
 /// The settings that these lines make, as run.json names them.
 fn written(lines: &[ArgMatches]) -> BTreeSet<String> {
     let on_line = |line: &ArgMatches, id: &str| line.value_source(id) == Some(ValueSource::CommandLine);
@@ -162,14 +177,40 @@ fn written(lines: &[ArgMatches]) -> BTreeSet<String> {
     lines.iter().flat_map(ids).collect()
 }
 
+/// Whether the command line gives a setting the value that the files give it, or that it has anyway.
+fn said_alike(name: &str, all: &[Named], lines: &[ArgMatches]) -> bool {
+    let raw =
+        |line: &ArgMatches| Some(line.try_get_raw(name).ok()??.map(|v| v.to_string_lossy().into_owned()).collect());
+    let Some(written) = lines.iter().rev().find_map(raw) else { return false };
+    let written: Vec<String> = written;
+    match all.iter().find(|(of, _)| of == name) {
+        Some((_, setting)) => setting.values == written,
+        None => name == "optimizer" && written == ["adamw"],
+    }
+}
+
 /// The one setting that several of a name come to.
 fn agreed(settings: Vec<Setting>) -> Result<Setting> {
     let is_written = |s: &Setting| s.source.place.is_some();
-    let any = settings.iter().any(is_written);
+    // Two engines' files each mean a precision of their own, whether they write it or not.
+    let whole = |s: &Setting| s.flag == "policy" && settings.iter().any(|other| other.source.file != s.source.file);
+    let any = settings.iter().any(is_written) && !settings.iter().any(whole);
     let mut standing = settings.into_iter().filter(|s| !any || is_written(s));
     let Some(first) = standing.next() else { return Err(Failure::new(crate::Exit::Bug, "a setting without a value")) };
     match standing.find(|other| (&other.flag, &other.values) != (&first.flag, &first.values)) {
         None => Ok(first),
+        Some(other) if other.source.file == first.source.file => {
+            Err(Failure::usage(format!("--{} is set twice in one file", first.flag))
+                .at(format!("{}\n{}", first.source, other.source))
+                .expected("one of the two")
+                .found(format!(
+                    "--{} {} and --{} {}",
+                    first.flag,
+                    first.values.join(" "),
+                    other.flag,
+                    other.values.join(" ")
+                )))
+        }
         Some(other) => Err(Failure::usage(format!("two files contradict each other about --{}", first.flag))
             .at(format!("{}\n{}", first.source, other.source))
             .expected(format!("one value, for instance --{} {}", first.flag, first.values.join(" ")))

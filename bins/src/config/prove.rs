@@ -19,15 +19,16 @@ impl Proof {
         self.steps.iter().all(|[a, b]| a.0 == b.0)
     }
 
-    pub(super) fn text(&self) -> String {
+    /// In a sentence; `expected` says whether the files should be the same run.
+    pub(super) fn text(&self, expected: bool) -> String {
         let parted = self.steps.iter().position(|[a, b]| a.0 != b.0);
         let last = &self.steps[self.steps.len() - 1];
         match parted {
-            None => format!(
-                "proved on the embedded model: equal after each of {} steps, hash {}",
-                self.steps.len(),
-                last[0].0
-            ),
+            None => {
+                let how =
+                    if expected { "proved on the embedded model" } else { "not to be seen on the embedded model" };
+                format!("{how}: equal after each of {} steps, hash {}", self.steps.len(), last[0].0)
+            }
             Some(step) => {
                 let [a, b] = &self.steps[step];
                 format!(

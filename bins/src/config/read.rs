@@ -36,6 +36,8 @@ pub struct Facts {
     pub lanes: usize,
     /// Whether `--lanes` was written, so that a file's number of processes gives way to it.
     pub lanes_written: bool,
+    /// Whether the command line says how many rows a step has: then a file need not, and need not agree with itself.
+    pub batch_written: bool,
     /// The program it was written for.
     pub assume: Assume,
     /// The dtype in which weights are loaded: as assumed, or as config.json says.
@@ -58,13 +60,7 @@ impl Document {
     /// Exit 2: a file that cannot be read, is of no known dialect, or is malformed.
     pub fn open(path: &Path) -> Result<Self> {
         let file = Arc::new(path.to_owned());
-        let text = std::fs::read_to_string(path).map_err(|e| {
-            Failure::usage("a configuration file cannot be read")
-                .at(path.display())
-                .expected("DeepSpeed JSON, Accelerate YAML or Umbra TOML")
-                .found(e)
-                .hint("check the path given to --config")
-        })?;
+        let text = text_of(path)?;
         let (dialect, node) = tree(&file, &text)?;
         Ok(Document { file, dialect, node })
     }
@@ -81,6 +77,37 @@ impl Document {
             (_, None) => Ok(Layer::new(self.file.clone(), self.dialect)),
         }
     }
+}
+
+/// Longer files are no configuration.
+const MAX_BYTES: u64 = 1 << 20;
+
+fn text_of(path: &Path) -> Result<String> {
+    let failure = |found: String| {
+        Failure::usage("a configuration file cannot be read")
+            .at(path.display())
+            .expected("DeepSpeed JSON, Accelerate YAML or Umbra TOML")
+            .found(found)
+    };
+    let cannot = |e: std::io::Error| failure(e.to_string()).hint("check the path given to --config");
+    let facts = std::fs::metadata(path).map_err(cannot)?;
+    if !facts.is_file() {
+        return Err(failure("no file, but a folder or a device".to_owned()).hint("check the path given to --config"));
+    }
+    if facts.len() > MAX_BYTES {
+        let found = format!("{} bytes", facts.len());
+        return Err(failure(found).expected(format!("at most {MAX_BYTES} bytes: configuration is short")));
+    }
+    String::from_utf8(std::fs::read(path).map_err(cannot)?).map_err(|e| {
+        let before = &e.as_bytes()[..e.utf8_error().valid_up_to()];
+        let line = before.iter().filter(|b| **b == b'\n').count() + 1;
+        let column = String::from_utf8_lossy(before).lines().last().map_or(0, |line| line.chars().count()) + 1;
+        Failure::usage("a configuration file is not UTF-8")
+            .at(format!("{}:{line}:{column}", path.display()))
+            .expected("text in UTF-8")
+            .found("other bytes")
+            .hint("save it as UTF-8")
+    })
 }
 
 /// The tree of a text and its dialect. The first of what is not white space or a comment decides between JSON and the

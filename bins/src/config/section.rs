@@ -5,6 +5,7 @@ use super::hjson::is_number;
 use super::node::{Entry, Node, Place, Spot, Value};
 use crate::nearest::nearest;
 use crate::{Failure, Result};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -45,8 +46,9 @@ impl<'a> Section<'a> {
                 .expected("names and values")
                 .found(node));
         };
-        for (i, entry) in entries.iter().enumerate() {
-            if let Some(first) = entries[..i].iter().find(|e| e.key == entry.key) {
+        let mut seen: HashMap<&str, &Entry> = HashMap::new();
+        for entry in entries {
+            if let Some(first) = seen.insert(&entry.key, entry) {
                 return Err(Failure::usage(format!("{} is written twice", dotted(path, &entry.key)))
                     .at(place(entry.spot))
                     .expected(format!("one value; the first is at {}: {}", place(first.spot), first.node))

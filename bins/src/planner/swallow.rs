@@ -5,7 +5,7 @@
 //! R16(R16(w) + Δ) = R16(w), R16 being rounding to nearest even: the same formula as the metric `swallowed`.
 
 use crate::Result;
-use crate::plan::{ModelSource, RunPlan};
+use crate::plan::{Length, ModelSource, RunPlan};
 use crate::source::Source;
 use spmd_core::dtype::round_bf16;
 use spmd_core::precision::{Arithmetic, Rounding};
@@ -36,13 +36,14 @@ pub(super) struct Swallowed {
 /// # Errors
 /// Exit 3: weights that cannot be read.
 pub(super) fn of(plan: &RunPlan, units: &[UnitSpec]) -> Result<Option<Swallowed>> {
-    if plan.lr == 0.0 || !has_weights(&plan.model) {
+    let peak = peak(plan);
+    if peak == 0.0 || !has_weights(&plan.model) {
         return Ok(None);
     }
     let source = Source::open(&plan.model, plan.seed)?;
     let weights = sample(&source, units)?;
     let share = |update: f64| swallowed(&weights, update as f32);
-    let own = share(plan.lr);
+    let own = share(peak);
     // Only a bf16 shadow rounded to nearest loses them: an fp32 one adds them up, and stochastic rounding keeps their mean.
     let lost = |policy: Policy| {
         let p = policy.precision();
@@ -51,12 +52,22 @@ pub(super) fn of(plan: &RunPlan, units: &[UnitSpec]) -> Result<Option<Swallowed>
         (policy, if loses { own } else { 0.0 })
     };
     Ok(Some(Swallowed {
-        update: plan.lr,
+        update: peak,
         looked_at: weights.len(),
         share: own,
-        at_other_rates: [0.25, 4.0, 10.0, 100.0].map(|by| (plan.lr * by, share(plan.lr * by))).to_vec(),
+        at_other_rates: [0.25, 4.0, 10.0, 100.0].map(|by| (peak * by, share(peak * by))).to_vec(),
         lost: Policy::ALL.map(lost).to_vec(),
     }))
+}
+
+/// The largest learning rate of the run: an engine's schedule may set it and not `--lr`.
+fn peak(plan: &RunPlan) -> f64 {
+    let steps = match plan.length {
+        Length::Steps(steps) => steps.min(LOOKED_AT as u64),
+        Length::Epochs(_) => 1000,
+    };
+    let Ok(schedule) = plan.schedule(steps) else { return plan.lr };
+    (0..steps).map(|step| schedule.at(step)).fold(0.0, f64::max)
 }
 
 fn has_weights(model: &ModelSource) -> bool {

@@ -131,6 +131,12 @@ pub(super) fn fsdp(
             "these releases are reported to fail in the first optimizer step on weights loaded in bf16",
         );
     }
+    if let Some(field) = mixed.field.as_ref().filter(|_| policy == Policy::FsdpMixed) {
+        layer.differs(
+            field,
+            "with accumulation FSDP adds a rank's gradients in bf16 and reduces once; here each micro-batch is reduced and added in fp32",
+        );
+    }
     Ok(())
 }
 

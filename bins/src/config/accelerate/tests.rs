@@ -15,6 +15,7 @@ use std::sync::Arc;
 const FACTS: Facts = Facts {
     lanes: 4,
     lanes_written: false,
+    batch_written: false,
     assume: Assume { deepspeed: Version(0, 19, 6), accelerate: Version(1, 15, 0), load: None },
     load: LoadDType::Bf16,
 };

@@ -43,6 +43,10 @@ pub(super) fn read(layer: &mut Layer, top: &mut Section<'_>, facts: &Facts, auto
     let train = size(layer, top, TRAIN, "global-batch")?;
     let micro = size(layer, top, MICRO, "micro-batch")?;
     let accum = size(layer, top, ACCUM, "accum")?;
+    if facts.batch_written {
+        // Flags beat files, and the plan checks what the two come to.
+        return Ok(());
+    }
     let lanes = (facts.lanes as u64).max(1);
     // Accelerate writes 1 before DeepSpeed sees the file; with one other size DeepSpeed takes 1 itself.
     let accum_is_1 = matches!(accum, Size::Missing) && auto.is_accelerate();

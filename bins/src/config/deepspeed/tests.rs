@@ -14,7 +14,7 @@ mod zero;
 
 fn facts(lanes: usize, deepspeed: &str) -> Facts {
     let assume = Assume::read(&[format!("deepspeed={deepspeed}")]).unwrap();
-    Facts { lanes, lanes_written: false, assume, load: LoadDType::Bf16 }
+    Facts { lanes, lanes_written: false, batch_written: false, assume, load: LoadDType::Bf16 }
 }
 
 fn read_as(text: &str, facts: &Facts, auto: Auto) -> Result<Layer> {

@@ -79,7 +79,7 @@ fn no_distribution_is_one_lane() {
 
 #[test]
 fn written_lanes_beat_processes() {
-    let facts = Facts { lanes_written: true, ..FACTS };
+    let facts = Facts { lanes_written: true, batch_written: false, ..FACTS };
     let layer = read(MULTI_GPU, &facts).unwrap();
     assert_eq!(flags(&layer), "--stage 0 --policy fsdp-low");
     assert_eq!(remark(&layer, "num_processes"), (NoEffect, "--lanes is written, and a flag beats a file"));
