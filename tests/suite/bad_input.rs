@@ -85,12 +85,12 @@ fn settings_that_contradict_each_other() {
 
 #[test]
 fn flags_of_later_versions_are_refused_by_name() {
-    let flags = "--config x.json|--eval-data x.jsonl|--eval-every 5|--pack on|--device cuda";
+    let flags = "--eval-data x.jsonl|--eval-every 5|--pack on|--device cuda";
     for (i, flag) in flags.split('|').enumerate() {
         let args: Vec<&str> = flag.split(' ').collect();
         refused(ranks_of(i), &args, 2, &[args[0], "later version", "try:"]);
     }
-    let commands = ["plan", "compare", "config", "data", "doctor", "bench kernels"];
+    let commands = ["data", "doctor", "bench kernels", "bench collectives"];
     for (i, command) in commands.into_iter().enumerate() {
         let args: Vec<String> = command.split(' ').map(str::to_owned).collect();
         refuses(ranks_of(i), &args, 2, &[command, "not built yet"]);

@@ -253,9 +253,10 @@ fn two_runs_do_not_save_into_one_folder() {
     let machine = exclusive();
     let mut first = stopped.recipe.start(1, &out, "", 20);
     first.wait_until("its first save", || names(&out).iter().any(|name| name.ends_with("000006.partial")));
-    drop(machine);
-    let second = stopped.recipe.attempt(1, &out, "");
+    // Started while no other test can take the machine, or the first would be done by then.
+    let second = stopped.recipe.start(1, &out, "", 0).wait();
     let ended = first.wait();
+    drop(machine);
     assert_eq!(second.code, Some(7), "{}", second.stderr);
     assert!(message(&second).contains("another run is writing"), "{}", second.stderr);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
