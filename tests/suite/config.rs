@@ -194,7 +194,10 @@ fn a_large_run_is_planned_from_its_configuration() {
     assert!((state / (7_241_732_096.0 * 12.0 / 64.0) - 1.0).abs() < 0.01, "{state}");
     assert_eq!(wide["memory"]["fits"], true);
     assert!(wide["prediction"]["days"].as_f64().unwrap() > 0.0);
-    assert!(took < 1.0, "{took} s, on a machine that may be busy");
+    // The quickest of a few: the machine may be busy with something else.
+    let wide_again = || plan("--ranks 64 --gpu h200 --network 400Gb --steps 10000 --seq-len 4096").1;
+    let quickest = (0..4).map(|_| wide_again()).fold(took, f64::min);
+    assert!(quickest < 0.5, "{quickest} s");
     let (narrow, _) = plan("--ranks 1 --gpu h200 --memory 80GB --seq-len 4096");
     assert_eq!(narrow["memory"]["fits"], false);
     let remedies = narrow["memory"]["remedies"].as_array().unwrap();
