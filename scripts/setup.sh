@@ -17,8 +17,10 @@ have() { command -v "$1" >/dev/null 2>&1; }
 
 # bindgen, which writes the MPI bindings, loads libclang at build time. The unversioned name comes with the -dev package,
 # and so do clang's own headers (stddef.h), which it needs as well.
+# An llvm-config alone proves nothing: LLVM comes without clang too, so the folder it names has to hold the library.
 have_libclang() {
-    [ -n "${LIBCLANG_PATH:-}" ] || have llvm-config ||
+    [ -n "${LIBCLANG_PATH:-}" ] ||
+        { have llvm-config && compgen -G "$(llvm-config --libdir)/libclang.so" >/dev/null; } ||
         compgen -G '/usr/lib/llvm-*/lib/libclang.so' >/dev/null ||
         compgen -G '/usr/lib*/libclang.so' >/dev/null ||
         compgen -G '/usr/local/lib/libclang.so' >/dev/null
