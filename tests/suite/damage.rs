@@ -33,7 +33,13 @@ impl Stopped {
         let recipe = recipe(&model, &format!("--save-every 2 {flags}"));
         let dir = folder();
         recipe.run(1, &dir.path().join("whole"), "");
-        recipe.stopped_at(4, 1, &dir.path().join("stopped"), "");
+        let stopped = dir.path().join("stopped");
+        recipe.stopped_at(4, 1, &stopped, "");
+        // Its kill may have come in the middle of the next save; whoever waits for that save is to see a new one.
+        let unfinished = checkpoint(&stopped, 6).with_extension("partial");
+        if unfinished.exists() {
+            fs::remove_dir_all(unfinished).expect("the rest of a save to be removed");
+        }
         Stopped { dir, _model: model, recipe }
     }
 
