@@ -34,6 +34,8 @@ held=$(sed -nE 's/.*"save_ms":([0-9.]+).*/\1/p' "$dir/run/metrics.jsonl" | head 
 last=$dir/run/checkpoints/step-000003
 bytes=$(cat "$last"/*.safetensors | wc -c)
 
+# What a save writes lies in memory; so does what dd writes, which a save past the page cache did not leave there.
+cat "$last"/*.safetensors >/dev/null
 start=$(seconds)
 for file in "$last"/*.safetensors; do
   dd if="$file" of="$dir/$(basename "$file").dd" bs=4M conv=fsync status=none

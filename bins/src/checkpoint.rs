@@ -5,6 +5,7 @@
 //! [`commands`] what a user can ask of them.
 
 pub mod commands;
+mod direct;
 pub mod folder;
 pub mod format;
 pub mod plan;

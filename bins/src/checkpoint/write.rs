@@ -1,6 +1,7 @@
 //! Writing a checkpoint: each rank its own byte ranges, checksums while the bytes are in cache, everything synced before
 //! the folder gets its name.
 
+use super::direct::{Aligned, OutFile};
 use super::folder;
 use super::format::{CHUNK, CheckpointState, Chunk, FileEntry, PlainRange, Role, RunFacts, STATE_FILE, Written};
 use super::plan::{Files, PlacedRun, SavePlan};
@@ -8,7 +9,7 @@ use crate::hf::FileDType;
 use crate::hf::save::{disk_failure, narrow, too_large};
 use crate::{Exit, Failure, Result};
 use spmd_core::View;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -29,7 +30,7 @@ impl SavePlan {
 
     /// Rank `rank`, after `create`: writes this rank's elements, and on rank 0 headers and small files, and returns when
     /// they have reached the disk. `slices(unit, role)` is this rank's slice of a unit in one of [`Role::STATE`]; the
-    /// model is made from the shadow. Apart from one block of scratch nothing is allocated.
+    /// model is made from the shadow. Apart from two blocks of scratch nothing is allocated.
     ///
     /// # Errors
     /// Exit 7 when the disk refuses; exit 6 for a finite weight that bf16 can only hold as infinity; exit 1 for a slice
@@ -40,6 +41,7 @@ impl SavePlan {
             plan: self,
             files: (0..self.shards.len() + self.small.len()).map(|_| None).collect(),
             scratch: Vec::new(),
+            bounce: Aligned::default(),
             written: Written::default(),
         };
         writer.headers(rank)?;
@@ -141,9 +143,10 @@ fn taken(dir: &Path) -> u64 {
 struct RankWriter<'p> {
     plan: &'p SavePlan,
     /// By file index; only those this rank writes to.
-    files: Vec<Option<File>>,
+    files: Vec<Option<OutFile>>,
     /// A block narrowed to bf16.
     scratch: Vec<u16>,
+    bounce: Aligned,
     written: Written,
 }
 
@@ -229,17 +232,18 @@ impl RankWriter<'_> {
     }
 
     fn write_at(&mut self, file: usize, bytes: &[u8], offset: u64) -> Result<()> {
-        let written = self.file(file)?.write_all_at(bytes, offset);
+        let mut bounce = std::mem::take(&mut self.bounce);
+        let written = self.file(file)?.write_all_at(bytes, offset, &mut bounce);
+        self.bounce = bounce;
         written.map_err(|e| self.refused("a file of the checkpoint cannot be written", file, &e))
     }
 
     /// File `index`, made by whichever rank comes first.
-    fn file(&mut self, index: usize) -> Result<&File> {
+    fn file(&mut self, index: usize) -> Result<&mut OutFile> {
         let opened = match self.files[index].take() {
             Some(file) => file,
             None => {
-                let path = self.path(index);
-                let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
+                let opened = OutFile::open(&self.path(index));
                 opened.map_err(|e| self.refused("a file of the checkpoint cannot be opened", index, &e))?
             }
         };
@@ -248,7 +252,7 @@ impl RankWriter<'_> {
 
     fn sync(&self) -> Result<()> {
         for (index, file) in self.files.iter().enumerate() {
-            let synced = file.as_ref().map_or(Ok(()), File::sync_all);
+            let synced = file.as_ref().map_or(Ok(()), OutFile::sync_all);
             synced.map_err(|e| self.refused("a file of the checkpoint cannot be synced", index, &e))?;
         }
         Ok(())

@@ -135,7 +135,7 @@ impl Prepared {
 
 const ACTIVATIONS: &str = "activations";
 
-/// One block of numbers as it is read, one as it is rounded, and what is known of every block.
+/// One block of numbers as it is read or lies ready for the disk, one as it is rounded, and what is known of every block.
 const CHECKPOINT_SCRATCH: usize = 8 << 20;
 
 /// What each rank holds under `sharding`, by segment, the process itself left out.
