@@ -57,7 +57,7 @@ pub(super) fn fill(layer: &mut Layer, file: &Arc<PathBuf>, node: &Node, facts: &
     let zero = zero::read(&mut own, &mut top, auto)?;
     let mode = precision::read(&mut own, &mut top, facts, auto)?;
     gradient::read(&mut own, &mut top, facts, &mode, &zero)?;
-    optimizer::read(&mut own, &mut top, &mode, &zero)?;
+    optimizer::read(&mut own, &mut top, &zero)?;
     scheduler::read(&mut own, &mut top, facts)?;
     extras::read(&mut own, &mut top, auto)?;
     top.finish()?;

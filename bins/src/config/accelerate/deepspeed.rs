@@ -28,6 +28,8 @@ const INLINE: [(&str, &str); 8] = [
     ("zero3_save_16bit_model", "zero_optimization.stage3_gather_16bit_weights_on_model_save"),
 ];
 
+const HOST: &str = "on this device all state lies in host memory";
+const NVME: &str = "the state lies in host memory, not in files, and has to fit there; the arithmetic is the same";
 const NO_NVME: &str = "nothing is offloaded to a disk";
 
 /// Keys that set nothing, beside a file too.
@@ -124,8 +126,7 @@ fn inline(layer: &mut Layer, section: &mut Section<'_>, mixed: &Mixed<'_>) -> Re
     }
     match cpu {
         Some(field) => layer.set("optimizer-form", "cpu", &field),
-        None if !mixed.bf16 => layer.imply("optimizer-form", "fused", "DeepSpeed's optimizer in fp32 is FusedAdam"),
-        None => {}
+        None => layer.imply("optimizer-form", "torch", "the script makes the optimizer: as a rule torch.optim.AdamW"),
     }
     if let Some(field) = written(section, "zero3_save_16bit_model") {
         match field.bool()? {
@@ -156,11 +157,16 @@ fn offload<'a>(layer: &mut Layer, section: &mut Section<'a>) -> Result<Option<Fi
         let Some(field) = written(section, key) else { continue };
         match field.choice(&["none", "cpu", "nvme"])? {
             "none" => layer.same(&field, "nothing is offloaded"),
-            "nvme" => {
-                return Err(field.refused("there is no offload to disks", "cpu, or more ranks to share the state"));
+            device => {
+                if device == "nvme" {
+                    layer.differs(&field, NVME);
+                } else if key == "offload_param_device" {
+                    layer.no_effect(&field, HOST);
+                }
+                if key == "offload_optimizer_device" {
+                    cpu = Some(field);
+                }
             }
-            _ if key == "offload_optimizer_device" => cpu = Some(field),
-            _ => layer.no_effect(&field, "on this device all state lies in host memory"),
         }
     }
     let paths = [("offload_optimizer_nvme_path", Text, NO_NVME), ("offload_param_nvme_path", Text, NO_NVME)];

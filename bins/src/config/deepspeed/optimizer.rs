@@ -2,7 +2,6 @@
 //! _configure_basic_optimizer`, `deepspeed/ops/adam/fused_adam.py`, `cpu_adam.py`, `torch/optim/adam.py`, `sgd.py`).
 
 use super::keys::{Bool, Quiet, must_be_off, quiet, switch, written};
-use super::precision::Mode;
 use super::zero::Zero;
 use crate::config::Layer;
 use crate::config::section::{Field, Section};
@@ -11,6 +10,7 @@ use crate::{Failure, Result};
 
 const KNOWN: [&str; 3] = ["AdamW", "Adam", "SGD"];
 
+const REFUSALS: &str = "it decides what DeepSpeed refuses, not what is computed";
 const KERNELS: &str = "how a kernel is launched, not what it computes";
 const ADAM: &[Quiet] = &[
     ("fused", Bool, KERNELS),
@@ -29,19 +29,22 @@ const SGD: &[Quiet] = &[
 ///
 /// # Errors
 /// Exit 2: an optimizer or a parameter that Umbra does not have, wrong types and unknown keys.
-pub(super) fn read(layer: &mut Layer, top: &mut Section<'_>, mode: &Mode<'_>, zero: &Zero<'_>) -> Result<()> {
+pub(super) fn read(layer: &mut Layer, top: &mut Section<'_>, zero: &Zero<'_>) -> Result<()> {
     let untested = written(top, "zero_allow_untested_optimizer");
     let forced = written(top, "zero_force_ds_cpu_optimizer");
     for field in [&untested, &forced].into_iter().flatten() {
         field.bool()?;
-        layer.no_effect(field, "it decides what DeepSpeed refuses, not what is computed");
     }
-    let forced = forced.map_or(Ok(true), |field| field.bool())?;
+    if let Some(field) = &untested {
+        layer.no_effect(field, REFUSALS);
+    }
     let untested = untested.map_or(Ok(false), |field| field.bool())?;
     let Some(field) = written(top, "optimizer") else {
-        no_section(layer, mode, zero, forced);
-        return Ok(());
+        return no_section(layer, zero, forced.as_ref());
     };
+    if let Some(field) = &forced {
+        layer.no_effect(field, REFUSALS);
+    }
     let mut section = field.section()?;
     quiet(layer, &mut section, &[("legacy_fusion", Bool, "it belongs to fp16 without ZeRO")])?;
     let kind = written(&mut section, "type");
@@ -66,12 +69,23 @@ pub(super) fn read(layer: &mut Layer, top: &mut Section<'_>, mode: &Mode<'_>, ze
 }
 
 /// The script makes the optimizer; what the file decides of it is its arithmetic.
-fn no_section(layer: &mut Layer, mode: &Mode<'_>, zero: &Zero<'_>, forced: bool) {
-    if zero.offload.is_some() && forced {
-        layer.imply("optimizer-form", "cpu", "DeepSpeed with offload_optimizer takes no optimizer but its CPUAdam");
-    } else if matches!(mode, Mode::Fp32(_)) {
-        layer.imply("optimizer-form", "fused", "DeepSpeed's own optimizer is FusedAdam in every mode");
+fn no_section(layer: &mut Layer, zero: &Zero<'_>, forced: Option<&Field<'_>>) -> Result<()> {
+    const SCRIPT: &str = "the file has no optimizer, so the script makes it: as a rule torch.optim.AdamW";
+    match forced {
+        Some(field) if zero.offload.is_some() && !field.bool()? => {
+            layer.set("optimizer-form", "torch", field);
+            return Ok(());
+        }
+        Some(field) => layer.no_effect(field, REFUSALS),
+        None => {}
     }
+    match zero.offload {
+        Some(_) => {
+            layer.imply("optimizer-form", "cpu", "DeepSpeed with offload_optimizer takes no optimizer but its CPUAdam");
+        }
+        None => layer.imply("optimizer-form", "torch", SCRIPT),
+    }
+    Ok(())
 }
 
 fn unknown(kind: &Field<'_>, name: &str) -> Failure {

@@ -154,7 +154,7 @@ fn the_run_of_the_two_engines() {
     let layer = read(text).unwrap();
     assert_eq!(
         flags(&layer),
-        "--micro-batch 2; --accum 1; --stage 3; --policy deepspeed; --clip 1.0; --log-every 1",
+        "--micro-batch 2; --accum 1; --stage 3; --policy deepspeed; --clip 1.0; --optimizer-form torch; --log-every 1",
         "no optimizer is named, so none is set"
     );
     assert_eq!(remark(&layer, "prescale_gradients").0, Saying::Same);
@@ -225,7 +225,7 @@ fn frameworks_stage_files() {
                       "reduce_scatter": true, "reduce_bucket_size": 5e8, "contiguous_gradients": true,
                       "round_robin_gradients": true}"#;
     let layer = read(&text(stage_0)).unwrap();
-    assert_eq!(flags(&layer), "--stage 0; --policy deepspeed; --clip 1");
+    assert_eq!(flags(&layer), "--stage 0; --policy deepspeed; --clip 1; --optimizer-form torch");
     assert!(remark(&layer, "zero_optimization.stage").1.contains("below stage 2"), "micro-batches may be several");
     assert_eq!(remark(&layer, "zero_allow_untested_optimizer").0, Saying::NoEffect);
 
@@ -235,7 +235,10 @@ fn frameworks_stage_files() {
     assert!(!layer.remarks.iter().any(|r| r.source.says.starts_with("zero_optimization.stage: ")));
     // Without an optimizer in the file it takes its own, unless it is told to take any.
     let any = text(stage_2).replacen("{", "{ \"zero_force_ds_cpu_optimizer\": false,", 1);
-    assert_eq!(flags(&read(&any).unwrap()), "--stage 2; --policy deepspeed; --clip 1");
+    let layer = read(&any).unwrap();
+    assert_eq!(flags(&layer), "--stage 2; --policy deepspeed; --clip 1; --optimizer-form torch");
+    let form = layer.settings.iter().find(|s| s.flag == "optimizer-form").unwrap();
+    assert_eq!(form.source.says, "zero_force_ds_cpu_optimizer: false");
 }
 
 #[test]
@@ -243,7 +246,7 @@ fn a_file_without_precision_trains_in_fp32() {
     let layer = read(r#"{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8}"#).unwrap();
     assert_eq!(
         flags(&layer),
-        "--micro-batch 1; --accum 8; --stage 0; --policy fp32; --clip-form deepspeed; --clip 1; --optimizer-form fused"
+        "--micro-batch 1; --accum 8; --stage 0; --policy fp32; --clip-form deepspeed; --clip 1; --optimizer-form torch"
     );
     assert!(layer.settings[2..].iter().all(|s| s.source.place.is_none()), "all of these are implied");
     assert_eq!(layer.settings[3].source.says, "DeepSpeed with neither bf16 nor fp16 trains in fp32");
@@ -261,7 +264,8 @@ fn accelerate_fills_in_what_is_left_open() {
     let text = r#"{"train_micro_batch_size_per_gpu": 3, "train_batch_size": 6, "steps_per_print": 1e9,
                    "zero_optimization": {"stage": 1}, "gradient_clipping": "auto"}"#;
     let layer = under(text, Some(true)).unwrap();
-    let expected = "--global-batch 6; --micro-batch 3; --accum 1; --stage 1; --policy deepspeed; --clip 1";
+    let expected =
+        "--global-batch 6; --micro-batch 3; --accum 1; --stage 1; --policy deepspeed; --clip 1; --optimizer-form torch";
     assert_eq!(flags(&layer), expected);
     assert_eq!(value(&layer, "policy").as_deref(), Some("implied deepspeed"));
     assert!(remark(&layer, "steps_per_print").1.contains("Accelerate"));

@@ -28,6 +28,7 @@ const UNIFIED: &str = "gradients of every stage are reduced in one way, with the
 const LAYOUT: &str = "checkpoints fit any number of ranks";
 const MODULES: &str = "there are no hooks on modules: units are fixed";
 const HOST: &str = "on this device all state lies in host memory";
+const NVME: &str = "the state lies in host memory, not in files, and has to fit there; the arithmetic is the same";
 
 const TUNING: &[Quiet] = &[
     ("contiguous_gradients", Bool, "a unit's gradients are one buffer"),
@@ -244,7 +245,7 @@ fn offloads<'a>(layer: &mut Layer, zero: &mut Section<'a>) -> Result<Option<Fiel
     deprecated(layer, old_param, &param, "offload_param")?;
     let old = zero.take("cpu_offload");
     let old = deprecated(layer, old, &optimizer, "offload_optimizer")?;
-    let on_host = optimizer.device.filter(|(device, _)| *device == "cpu").map(|(_, field)| field).or(old);
+    let on_host = optimizer.device.filter(|(device, _)| *device != "none").map(|(_, field)| field).or(old);
     if let Some(ratio) = optimizer.ratio {
         let share = ratio.number()?;
         if !(0.0..=1.0).contains(&share) {
@@ -269,9 +270,7 @@ fn offload<'a>(layer: &mut Layer, zero: &mut Section<'a>, key: &'static str) -> 
         None => None,
     };
     match &device {
-        Some(("nvme", device)) => {
-            return Err(device.refused("state lies in host memory here, not in files", "\"device\": \"cpu\""));
-        }
+        Some(("nvme", device)) => layer.differs(device, NVME),
         Some(("cpu", device)) => layer.no_effect(device, HOST),
         Some((_, device)) => layer.same(device, "nothing is offloaded"),
         None => layer.same(&field, "no device is named, so nothing is offloaded"),
@@ -293,7 +292,7 @@ fn deprecated<'a>(
     let Some(old) = old.filter(|field| !field.is_null() && !field.is_auto()) else { return Ok(None) };
     let on = old.bool()?;
     if let Some((device, field)) = &new.device
-        && on != (*device == "cpu")
+        && on != (*device != "none")
     {
         return Err(contradiction(field, &old));
     }
