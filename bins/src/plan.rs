@@ -331,6 +331,7 @@ impl RunPlan {
 
     fn resolved(args: &TrainArgs, world: usize, cores: usize, kept: Option<&Kept>) -> Result<RunPlan> {
         RunPlan::check_written(args)?;
+        let args = &*layout::fitted(args, world);
         let preset = args.model.is_none() && args.data.is_empty();
         let mut set = Settings { preset, files: &args.files, origins: Vec::new() };
         let layout = layout::resolve(args, world, kept, &mut set)?;

@@ -272,6 +272,13 @@ impl Files {
         notes
     }
 
+    /// Takes back what a file sets, as if it were not written: it gives way to `by`.
+    pub fn give_way(&mut self, name: &str, by: String) {
+        let Some(source) = self.sources.remove(name) else { return };
+        let setting = self.layers.iter().flat_map(|layer| &layer.settings).find(|setting| setting.source == source);
+        self.given_way.extend(setting.map(|setting| (setting.clone(), by)));
+    }
+
     /// The failure with the place of every flag it names that a file has set.
     #[must_use]
     pub fn locate(&self, mut failure: Failure) -> Failure {

@@ -8,6 +8,7 @@
 use super::{Kept, Origin, Settings, defaults};
 use crate::cli::{Switch, TrainArgs, at_least_one, bad_value};
 use crate::{Failure, Result};
+use std::borrow::Cow;
 
 /// The settings decided here.
 #[derive(Debug)]
@@ -17,6 +18,18 @@ pub(super) struct Layout {
     pub(super) shard_group: usize,
     pub(super) reshard_after_forward: bool,
     pub(super) different_bits: bool,
+}
+
+/// `args` as they are meant on `world` ranks: a file written for many of them may name groups larger than all there are
+/// here, which makes these one group. Who writes the flag knows how many ranks it is for, so that stands and is refused.
+pub(super) fn fitted(args: &TrainArgs, world: usize) -> Cow<'_, TrainArgs> {
+    if args.shard_group.is_none_or(|group| group <= world) || !args.files.sources.contains_key("shard_group") {
+        return Cow::Borrowed(args);
+    }
+    let mut args = args.clone();
+    args.shard_group = None;
+    args.files.give_way("shard_group", format!("the world: {world} rank(s) make one group at most"));
+    Cow::Owned(args)
 }
 
 /// Decides the layout of `world` ranks.

@@ -32,6 +32,22 @@ fn flags_beat_files_and_say_so() {
     assert!(at.ends_with("0.toml:2:1 (steps: 7)"), "{at}");
 }
 
+#[test]
+fn a_files_group_gives_way_to_a_smaller_world() {
+    let args = merged(&["stage = 3\nlanes = 8\nshard-group = 4"], "").unwrap();
+    let fits = RunPlan::resolve(&args, 4, 1, None).unwrap();
+    assert_eq!((fits.shard_group, fits.origin("shard_group")), (4, Some(Origin::Config)));
+    assert!(fits.files.given_way.is_empty());
+    let small = RunPlan::resolve(&args, 2, 1, None).unwrap();
+    assert_eq!((small.shard_group, small.origin("shard_group")), (2, Some(Origin::Default)));
+    assert!(small.to_json()["settings"]["shard_group"].get("at").is_none());
+    let (setting, by) = &small.files.given_way[0];
+    assert_eq!((setting.flag.as_str(), by.as_str()), ("shard-group", "the world: 2 rank(s) make one group at most"));
+    // One that is written for these ranks, in a flag, is wrong.
+    let args = merged(&["stage = 3\nlanes = 8\nshard-group = 4"], "--shard-group 8").unwrap();
+    assert!(RunPlan::resolve(&args, 4, 1, None).unwrap_err().what.contains("--shard-group 8 does not split 4"));
+}
+
 /// Flags that set one thing exclude each other wherever they come from.
 #[test]
 fn a_flag_beats_whatever_sets_the_same() {
