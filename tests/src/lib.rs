@@ -130,6 +130,12 @@ impl Train<'_> {
         self.read(self.attempt(flags), flags)
     }
 
+    /// [`Train::run`] with a variable of the environment set.
+    pub fn run_with(self, variable: (&str, &str), flags: &str) -> Metrics {
+        let output = run(self.command(command(self.ranks), flags).env(variable.0, variable.1));
+        self.read(output, flags)
+    }
+
     /// [`Train::attempt`] with ranks that are threads of one process.
     pub fn attempt_on_threads(self, flags: &str) -> Output {
         run(&mut self.command(threads(self.ranks), flags))
